@@ -1,0 +1,1 @@
+"""Which devices there are, what each may claim, and the ranks that run on them."""

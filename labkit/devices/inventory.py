@@ -1,0 +1,136 @@
+"""Which devices a notebook runs on, and where its numbers come from."""
+
+from __future__ import annotations
+
+import platform
+from dataclasses import asdict, dataclass
+
+import psutil
+
+from labkit.devices.backends import accelerator_kind, backend
+
+# Dense peak without sparsity, FLOP/s, from the vendor's data sheets. A card that is not listed has
+# no known peak: MFU is then refused, not guessed.
+PEAK_FLOPS = {
+    "NVIDIA RTX A6000": {"float32": 38.7e12, "bfloat16": 154.8e12},
+    "NVIDIA RTX 6000 Ada Generation": {"float32": 91.1e12, "bfloat16": 364.2e12},
+    "NVIDIA GeForce RTX 3090": {"float32": 35.6e12, "bfloat16": 71.0e12},
+    "NVIDIA GeForce RTX 4090": {"float32": 82.6e12, "bfloat16": 165.2e12},
+    "NVIDIA H200": {"float32": 67.0e12, "bfloat16": 989.5e12},
+}
+
+
+@dataclass(frozen=True)
+class Device:
+    """One device: a GPU, or one process of a CPU run.
+
+    ``uuid``, ``memory_bytes`` and ``peak_flops`` (FLOP/s by dtype name) are None where unknown.
+    """
+
+    kind: str
+    index: int
+    name: str
+    uuid: str | None = None
+    memory_bytes: int | None = None
+    peak_flops: dict[str, float] | None = None
+
+
+@dataclass(frozen=True)
+class DeviceSet:
+    """The devices that a notebook uses, all of one kind.
+
+    Args:
+        devices: at least one.
+        physical_cores: of the host; timing on ``cpu`` counts only up to that many ranks.
+    """
+
+    devices: tuple[Device, ...]
+    physical_cores: int
+
+    def __post_init__(self) -> None:
+        kinds = sorted({device.kind for device in self.devices})
+        if len(kinds) != 1:
+            raise ValueError(f"devices of kinds {kinds}: a set holds one kind and at least one")
+
+    @property
+    def kind(self) -> str:
+        return self.devices[0].kind
+
+    @property
+    def count(self) -> int:
+        return len(self.devices)
+
+    @property
+    def provenance(self) -> str:
+        """Label of every number that these devices yield, such as ``measured:cpu``."""
+        return f"measured:{self.kind}"
+
+    def first(self, count: int) -> DeviceSet:
+        """The first ``count`` devices, for comparing with fewer."""
+        if not 1 <= count <= self.count:
+            raise ValueError(f"count={count} must lie within 1..{self.count}, the devices here")
+        return DeviceSet(self.devices[:count], self.physical_cores)
+
+    def to_json(self) -> dict:
+        return {
+            "kind": self.kind,
+            "count": self.count,
+            "physical_cores": self.physical_cores,
+            "devices": [asdict(device) for device in self.devices],
+        }
+
+    @staticmethod
+    def from_json(data: dict) -> DeviceSet:
+        """Inverse of ``to_json``."""
+        return DeviceSet(
+            tuple(Device(**device) for device in data["devices"]), data["physical_cores"]
+        )
+
+
+def choose_devices(requested: str = "auto", count: int = 1) -> DeviceSet:
+    """The devices for a notebook that wants ``count``.
+
+    Args:
+        requested: ``auto`` takes the accelerators where there are ``count`` of them, else CPU
+            processes; ``cpu`` or the name of an accelerator (``cuda``) insists.
+        count: number of devices, >= 1.
+
+    Raises:
+        ValueError: ``requested`` is unknown or has fewer than ``count``; the message says what is
+            there and what to choose.
+    """
+    if count < 1:
+        raise ValueError(f"count={count} must be at least 1")
+    here = accelerator_kind()
+    there = backend(here).count() if here else 0
+    if requested == "auto":
+        requested = here if here and there >= count else "cpu"
+    if requested == "cpu":
+        devices = [_cpu_device(index) for index in range(count)]
+    elif requested == here and there >= count:
+        devices = [_accelerator_device(requested, index) for index in range(count)]
+    else:
+        found = f"{there} of kind {here}" if here else "no accelerator"
+        raise ValueError(
+            f"DEVICES={requested!r} with count={count}: this machine has {found} "
+            f"and {physical_cores()} CPU cores; choose DEVICES=cpu or DEVICES=auto"
+        )
+    return DeviceSet(tuple(devices), physical_cores())
+
+
+def physical_cores() -> int:
+    """Cores without hyper-threads, at least 1; all logical ones where the system hides the rest."""
+    return psutil.cpu_count(logical=False) or psutil.cpu_count() or 1
+
+
+def _cpu_device(index: int) -> Device:
+    name = platform.processor() or platform.machine()
+    return Device("cpu", index, f"{name} process", None, psutil.virtual_memory().total, None)
+
+
+def _accelerator_device(kind: str, index: int) -> Device:
+    its = backend(kind)
+    name = its.name(index)
+    return Device(
+        kind, index, name, its.uuid(index), its.memory_bytes(index), PEAK_FLOPS.get(name)
+    )

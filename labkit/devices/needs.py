@@ -1,0 +1,79 @@
+"""What a claim asks of the hardware: a claim that it cannot support is refused, with the reason."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+from labkit.devices.inventory import DeviceSet
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Wall-clock time of ``devices`` ranks that work at once.
+
+    Accelerators support it when they are there; CPU ranks only while each has a core of its own.
+    """
+
+    devices: int = 1
+
+    def refusal(self, found: DeviceSet) -> str | None:
+        """Why ``found`` cannot support the claim; None when it can."""
+        if found.count < self.devices:
+            return f"needs {self.devices} devices, this run has {found.count}"
+        if found.kind == "cpu" and self.devices > found.physical_cores:
+            return (
+                f"{self.devices} CPU ranks share {found.physical_cores} physical cores: "
+                "their wall-clock time says nothing about as many devices"
+            )
+        return None
+
+
+@dataclass(frozen=True)
+class Accelerators:
+    """``devices`` real accelerators."""
+
+    devices: int = 1
+
+    def refusal(self, found: DeviceSet) -> str | None:
+        """Why ``found`` cannot support the claim; None when it can."""
+        if found.kind in ("cpu", "virtual"):
+            return f"needs {self.devices} accelerators, this run uses {found.kind} devices"
+        if found.count < self.devices:
+            return f"needs {self.devices} accelerators, this run has {found.count}"
+        return None
+
+
+@dataclass(frozen=True)
+class KnownPeak:
+    """A device whose peak FLOP/s for ``dtype`` is published, so that MFU means something."""
+
+    dtype: str = "float32"
+
+    def refusal(self, found: DeviceSet) -> str | None:
+        """Why ``found`` cannot support the claim; None when it can."""
+        for device in found.devices:
+            if self.dtype not in (device.peak_flops or {}):
+                return f"no published {self.dtype} peak FLOP/s is known for {device.name!r}"
+        return None
+
+
+Need = Timing | Accelerators | KnownPeak
+_TYPES = {kind.__name__: kind for kind in (Timing, Accelerators, KnownPeak)}
+
+
+def need_to_json(need: Need) -> dict:
+    """``{"type": "Timing", "devices": 2}``"""
+    return {"type": type(need).__name__, **asdict(need)}
+
+
+def need_from_json(data: dict) -> Need:
+    """Inverse of ``need_to_json``.
+
+    Raises:
+        ValueError: the type is unknown.
+    """
+    fields = dict(data)
+    name = fields.pop("type")
+    if name not in _TYPES:
+        raise ValueError(f"need of type {name!r} is unknown; one of {', '.join(_TYPES)}")
+    return _TYPES[name](**fields)

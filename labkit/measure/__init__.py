@@ -1,0 +1,1 @@
+"""Everything that yields a number: timers, spans, memory."""

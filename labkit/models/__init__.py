@@ -1,0 +1,1 @@
+"""The lab's transformer, its configuration and the text it learns from."""

@@ -1,0 +1,1 @@
+"""Everything that spreads a model over devices."""
