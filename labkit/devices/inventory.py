@@ -131,6 +131,4 @@ def _cpu_device(index: int) -> Device:
 def _accelerator_device(kind: str, index: int) -> Device:
     its = backend(kind)
     name = its.name(index)
-    return Device(
-        kind, index, name, its.uuid(index), its.memory_bytes(index), PEAK_FLOPS.get(name)
-    )
+    return Device(kind, index, name, its.uuid(index), its.memory_bytes(index), PEAK_FLOPS.get(name))

@@ -100,9 +100,7 @@ class Timeline:
     def starting_at_zero(self) -> Timeline:
         """The same spans with the first start at 0 s."""
         zero = self.start_s
-        moved = (
-            replace(s, start_s=s.start_s - zero, end_s=s.end_s - zero) for s in self.spans
-        )
+        moved = (replace(s, start_s=s.start_s - zero, end_s=s.end_s - zero) for s in self.spans)
         return replace(self, spans=tuple(moved))
 
     def to_chrome_trace(self) -> dict:

@@ -17,9 +17,7 @@ class Text:
     source: str
     ids_N: Tensor
 
-    def batch(
-        self, batch: int, context: int, step: int, *, seed: int = 0
-    ) -> tuple[Tensor, Tensor]:
+    def batch(self, batch: int, context: int, step: int, *, seed: int = 0) -> tuple[Tensor, Tensor]:
         """Draw the batch of training step ``step``: the same call gives the same batch anywhere.
 
         Args:

@@ -1,0 +1,35 @@
+import pytest
+
+from labkit.devices.inventory import Device, DeviceSet
+from labkit.devices.needs import Accelerators, KnownPeak, Timing, need_from_json, need_to_json
+
+
+def devices(kind, count, cores=2, peak=None):
+    return DeviceSet(tuple(Device(kind, i, "X1", peak_flops=peak) for i in range(count)), cores)
+
+
+@pytest.mark.parametrize(
+    "need, found, reason",
+    [
+        (Timing(2), devices("cpu", 2), None),
+        (Timing(2), devices("cuda", 4), None),
+        (Timing(2), devices("cuda", 1), "needs 2 devices, this run has 1"),
+        (Timing(4), devices("cpu", 4), "4 CPU ranks share 2 physical cores"),
+        (Timing(4), devices("cpu", 4, cores=8), None),
+        (Accelerators(1), devices("cpu", 1), "uses cpu devices"),
+        (Accelerators(2), devices("cuda", 2), None),
+        (Accelerators(4), devices("cuda", 2), "needs 4 accelerators, this run has 2"),
+        (KnownPeak(), devices("cuda", 1), "no published float32 peak FLOP/s is known for 'X1'"),
+        (KnownPeak(), devices("cuda", 1, peak={"float32": 1e12}), None),
+        (KnownPeak("bfloat16"), devices("cuda", 1, peak={"float32": 1e12}), "bfloat16"),
+    ],
+)
+def test_a_need_is_refused_exactly_where_the_hardware_lacks_it(need, found, reason):
+    answer = need.refusal(found)
+    assert answer is None if reason is None else reason in answer
+    assert need_from_json(need_to_json(need)) == need
+
+
+def test_an_unknown_need_lists_those_there_are():
+    with pytest.raises(ValueError, match="'Magic'.*Timing"):
+        need_from_json({"type": "Magic"})
