@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from labkit.models.seeds import named_generator
+
 
 @torch.no_grad()
 def sample_text(
@@ -29,7 +31,7 @@ def sample_text(
             "be empty, length and temperature must be above 0"
         )
     device = next(model.parameters()).device
-    generator = torch.Generator().manual_seed(seed)
+    generator = named_generator("sample", seed)
     ids = list(prompt.encode())
     for _ in range(length):
         window = torch.tensor([ids[-model.config.context :]], device=device)

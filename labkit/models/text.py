@@ -9,6 +9,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from labkit.models.seeds import named_generator
+
 
 @dataclass(frozen=True)
 class Text:
@@ -39,8 +41,9 @@ class Text:
                 f"{self.source} has {len(self.ids_N)} bytes; context={context} needs at least "
                 f"{context + 1}: name a longer file or a shorter context"
             )
-        generator = torch.Generator().manual_seed((seed << 32) + step)
-        starts_B1 = torch.randint(starts, (batch, 1), generator=generator)
+        starts_B1 = torch.randint(
+            starts, (batch, 1), generator=named_generator("batch", seed, step)
+        )
         windows = self.ids_N[starts_B1 + torch.arange(context + 1)]  # (B, T + 1)
         return windows[:, :-1].contiguous(), windows[:, 1:].contiguous()
 

@@ -5,7 +5,6 @@ Shapes: B sequences in the batch, T tokens, D width, V vocabulary, H heads, K wi
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable
 
 import torch
@@ -13,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from labkit.models.config import ModelConfig
+from labkit.models.seeds import named_generator
 
 
 class Embed(nn.Module):
@@ -147,8 +147,7 @@ def initialise_by_name(module: nn.Module, seed: int = 0) -> None:
         elif "norm" in name.split(".")[-2]:
             parameter.fill_(1.0)
         else:
-            digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
-            generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
+            generator = named_generator(seed, name)
             values = torch.empty(parameter.shape, dtype=torch.float32)
             parameter.copy_(values.normal_(0.0, 0.02, generator=generator))
 

@@ -27,7 +27,13 @@ def no_gpu(monkeypatch):
 
 @pytest.mark.parametrize(
     "requested, count, kind",
-    [("auto", 1, "cuda"), ("auto", 2, "cuda"), ("auto", 4, "cpu"), ("cuda", 2, "cuda"), ("cpu", 2, "cpu")],
+    [
+        ("auto", 1, "cuda"),
+        ("auto", 2, "cuda"),
+        ("auto", 4, "cpu"),
+        ("cuda", 2, "cuda"),
+        ("cpu", 2, "cpu"),
+    ],
 )
 def test_auto_takes_accelerators_only_where_there_are_enough(two_gpus, requested, count, kind):
     found = choose_devices(requested, count)

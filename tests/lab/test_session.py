@@ -4,9 +4,7 @@ from labkit.lab import results, session
 from labkit.lab.claims import claim
 
 
-def test_running_a_notebook_by_hand_again_replaces_its_records_and_no_others(
-    tmp_path, monkeypatch
-):
+def test_running_a_notebook_by_hand_again_replaces_its_records_and_no_others(tmp_path, monkeypatch):
     monkeypatch.setattr(session, "repository_root", lambda: tmp_path)
     for notebook in ("98_other", "99_test", "99_test"):
         lab = session.start(notebook, devices="cpu")
