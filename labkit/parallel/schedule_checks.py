@@ -1,4 +1,4 @@
-"""Checks of a schedule: every action once, inputs before use, no deadlock; and what it holds at once.
+"""Checks of a schedule: every action once, inputs first, no deadlock; and what it holds at once.
 
 The builders in `schedules` and `zero_bubble` are legal by construction; this checker proves it for
 any schedule, also one that a learner wrote by hand.
@@ -146,8 +146,8 @@ def _check_each_stage_complete(schedule: Schedule) -> None:
             kinds = "".join(k for k in "FBIW" if Action(stage, k, i) in have)
             if kinds not in ("FB", "FIW"):
                 raise ValueError(
-                    f"rank {rank}: stage {stage} runs {' '.join(kinds) or 'nothing'} for microbatch "
-                    f"{i}; it must run F and B, or F, I and W"
+                    f"rank {rank}: stage {stage} runs {' '.join(kinds) or 'nothing'} for "
+                    f"microbatch {i}; it must run F and B, or F, I and W"
                 )
 
 

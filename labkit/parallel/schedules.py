@@ -36,7 +36,8 @@ class Action:
             raise ValueError(f"kind={self.kind!r} is not an action; use one of {', '.join(KINDS)}")
         if self.stage < 0 or self.microbatch < 0:
             raise ValueError(
-                f"stage={self.stage} and microbatch={self.microbatch} must be >= 0; both count from 0"
+                f"stage={self.stage} and microbatch={self.microbatch} must be >= 0: both "
+                "count from 0"
             )
 
     def __str__(self) -> str:
@@ -70,7 +71,8 @@ class Schedule:
             raise ValueError(f"{where} names stage {action.stage}, but there are {self.num_stages}")
         if action.microbatch >= self.num_microbatches:
             raise ValueError(
-                f"{where} names microbatch {action.microbatch}, but there are {self.num_microbatches}"
+                f"{where} names microbatch {action.microbatch}, but there are "
+                f"{self.num_microbatches}"
             )
         if self.rank_of_stage[action.stage] != rank:
             raise ValueError(
