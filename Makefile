@@ -49,6 +49,7 @@ help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' Makefile
 
 setup: $(STAMP)  ## Make the environment (PYTHON=python3.12, TORCH_INDEX=<index of another build>)
+	@echo "The environment is ready: $(ENV)"
 
 # torch comes first, so that the index given for it serves nothing else.
 $(STAMP): pyproject.toml constraints.txt $(if $(CURRENT),,FORCE)
