@@ -1,0 +1,103 @@
+"""The oracle: what a split model computes must equal what one device computes, name by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class Parity:
+    """How far two sets of named tensors are apart.
+
+    Attributes:
+        max_abs_error: largest |candidate - reference| over all elements.
+        max_rel_error: largest error of a tensor over that reference tensor's largest element.
+        worst: name of the tensor with the largest relative error.
+        compared: number of tensors.
+    """
+
+    max_abs_error: float
+    max_rel_error: float
+    worst: str
+    compared: int
+
+    def __str__(self) -> str:
+        return (
+            f"{self.compared} tensors, worst {self.worst}: "
+            f"{self.max_abs_error:.2g} absolute, {self.max_rel_error:.2g} relative"
+        )
+
+
+def compare(reference: Mapping[str, Tensor], candidate: Mapping[str, Tensor]) -> Parity:
+    """Compare two sets of tensors that must be equal by name and shape.
+
+    Returns:
+        The errors in float64. NaN or infinity in either makes both errors infinite.
+
+    Raises:
+        ValueError: a name is missing or extra, or a shape differs; the message names it.
+    """
+    _check_names(reference, candidate)
+    absolute, relative, worst = 0.0, -1.0, ""
+    for name, expected in reference.items():
+        expected = expected.detach().double().cpu()
+        error = (candidate[name].detach().double().cpu() - expected).abs().max().item()
+        scaled = error / max(expected.abs().max().item(), 1e-30)
+        if not scaled < float("inf"):  # NaN compares false with everything
+            error = scaled = float("inf")
+        absolute = max(absolute, error)
+        if scaled > relative:
+            relative, worst = scaled, name
+    return Parity(absolute, relative, worst, len(reference))
+
+
+def _check_names(reference: Mapping[str, Tensor], candidate: Mapping[str, Tensor]) -> None:
+    if not reference:
+        raise ValueError("the reference holds no tensor; take it after backward()")
+    missing, extra = reference.keys() - candidate.keys(), candidate.keys() - reference.keys()
+    if missing or extra:
+        raise ValueError(
+            f"names differ: missing {sorted(missing)[:3]} ({len(missing)}), "
+            f"extra {sorted(extra)[:3]} ({len(extra)}); compare whole models, every stage joined"
+        )
+    for name, expected in reference.items():
+        if expected.shape != candidate[name].shape:
+            raise ValueError(
+                f"{name} has shape {tuple(candidate[name].shape)}, the reference "
+                f"{tuple(expected.shape)}"
+            )
+
+
+def gradients(module: nn.Module) -> dict[str, Tensor]:
+    """A copy of every parameter's gradient, by the parameter's full name.
+
+    Raises:
+        ValueError: a parameter that needs a gradient has none; a lost gradient is the commonest
+            silent fault of a split model.
+    """
+    without = [n for n, p in module.named_parameters() if p.requires_grad and p.grad is None]
+    if without:
+        raise ValueError(f"{len(without)} parameters have no gradient, the first is {without[0]}")
+    return {
+        name: parameter.grad.detach().clone()
+        for name, parameter in module.named_parameters()
+        if parameter.requires_grad
+    }
+
+
+def joined(parts: Mapping[int, Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """The tensors of all ranks as one whole model's.
+
+    Raises:
+        ValueError: two ranks hold the same name.
+    """
+    whole: dict[str, Tensor] = {}
+    for rank, tensors in parts.items():
+        twice = whole.keys() & tensors.keys()
+        if twice:
+            raise ValueError(f"rank {rank} holds {sorted(twice)[0]}, which another rank holds too")
+        whole.update(tensors)
+    return whole

@@ -1,0 +1,48 @@
+import pytest
+
+from labkit.lab.plots import Picture, draw_lines, draw_stacks, draw_timeline
+from labkit.measure.timeline import Span, Timeline
+
+
+def is_png_with_title(picture: Picture, provenance: str) -> bool:
+    title = picture.figure.axes[0].get_title()
+    return picture._repr_png_().startswith(b"\x89PNG") and f"[{provenance}]" in title
+
+
+def test_a_timeline_has_a_row_for_each_rank_and_a_bar_for_each_span():
+    spans = (Span(0, 0, 1, "F0", "forward"), Span(1, 1, 3, "B0", "backward"))
+    picture = draw_timeline(Timeline(spans, 2, "predicted"), "two ranks", unit_s=1.0)
+    axes = picture.figure.axes[0]
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["rank 0", "rank 1"]
+    bars = [(b.get_x(), b.get_width()) for b in axes.patches if b.get_width() > 0]
+    assert bars == [(0, 1), (1, 2)]
+    assert is_png_with_title(picture, "predicted")
+
+
+@pytest.mark.parametrize("log", [False, True])
+def test_lines_say_what_is_on_their_axes(log):
+    picture = draw_lines(
+        {"loss": [3.0, 2.0], "law": [3.0, 1.9]},
+        [1, 2],
+        title="loss",
+        xlabel="step",
+        ylabel="nats",
+        provenance="measured:cpu",
+        log=log,
+    )
+    axes = picture.figure.axes[0]
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("step", "nats")
+    assert axes.get_xscale() == ("log" if log else "linear")
+    assert is_png_with_title(picture, "measured:cpu")
+
+
+def test_a_stack_is_as_high_as_the_sum_of_its_parts():
+    picture = draw_stacks(
+        {"one": {"parameters": 2.0, "gradients": 1.0}, "two": {"parameters": 1.0}},
+        title="memory",
+        ylabel="MiB",
+        provenance="measured:cpu",
+    )
+    bars = picture.figure.axes[0].patches
+    assert max(bar.get_y() + bar.get_height() for bar in bars) == 3.0
+    assert is_png_with_title(picture, "measured:cpu")
