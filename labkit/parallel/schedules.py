@@ -97,14 +97,15 @@ class Schedule:
     def __iter__(self) -> Iterator[Action]:
         return (action for order in self.actions for action in order)
 
+    def label(self, action: Action) -> str:
+        """How tables and timelines call `action`: F0, or 2F0 where a rank holds several stages."""
+        if self.num_stages > self.num_ranks:
+            return str(action)
+        return f"{action.kind}{action.microbatch}"
+
     def __str__(self) -> str:
-        """One line per rank; the stage number is left out when each rank holds one stage."""
-        single = self.num_stages == self.num_ranks
-        lines = (
-            " ".join(str(a)[len(str(a.stage)) if single else 0 :] for a in order)
-            for order in self.actions
-        )
-        return "\n".join(lines)
+        """One line per rank."""
+        return "\n".join(" ".join(map(self.label, order)) for order in self.actions)
 
 
 def naive(num_ranks: int) -> Schedule:

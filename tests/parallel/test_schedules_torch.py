@@ -1,4 +1,4 @@
-"""Our orders against PyTorch's own schedules, built for any p in one process on the "fake" backend."""
+"""Our orders against PyTorch's own, built for any p in one process on the "fake" backend."""
 
 from __future__ import annotations
 
