@@ -1,0 +1,7 @@
+"""``python -m labkit``."""
+
+import sys
+
+from labkit.lab.command_line import main
+
+sys.exit(main())

@@ -1,0 +1,99 @@
+"""``python -m labkit``: one subcommand for each make target that needs Python."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from labkit.lab.session import repository_root
+
+
+def _execute(subcommands) -> None:
+    command = subcommands.add_parser("execute", help="run the notebooks and check their claims")
+    command.add_argument("--preset", default="tiny", choices=("tiny", "workshop", "workstation"))
+    command.add_argument("--devices", default="auto", help="auto, cpu, cuda or virtual")
+    command.add_argument("--only", nargs="+", default=[], help='numbers or names: "12 13"')
+    command.add_argument("--keep-going", action=argparse.BooleanOptionalAction, default=True)
+    command.add_argument("--cell-timeout", type=float, default=300, help="seconds")
+    command.add_argument("--notebook-timeout", type=float, default=600, help="seconds")
+    _add_folders(command, notebooks=True, build=True)
+    command.set_defaults(run=_run_execute)
+
+
+def _run_execute(options: argparse.Namespace) -> int:
+    from labkit.lab.headless.runner import Settings, execute
+
+    return execute(
+        Settings(
+            notebooks=options.notebooks,
+            build=options.build,
+            preset=options.preset,
+            devices=options.devices,
+            only=tuple(" ".join(options.only).split()),
+            keep_going=options.keep_going,
+            cell_timeout_s=options.cell_timeout,
+            notebook_timeout_s=options.notebook_timeout,
+        )
+    )
+
+
+def _report(subcommands) -> None:
+    command = subcommands.add_parser("report", help="make one page of the latest run's results")
+    command.add_argument("--run-name", default=None, help="such as tiny-auto; default: the latest")
+    _add_folders(command, build=True)
+    command.set_defaults(run=_run_report)
+
+
+def _run_report(options: argparse.Namespace) -> int:
+    from labkit.lab.headless.report import write_report
+
+    print(write_report(options.build, options.run_name))
+    return 0
+
+
+def _clean_notebooks(subcommands) -> None:
+    command = subcommands.add_parser("clean-notebooks", help="strip outputs, keep cell ids")
+    _add_folders(command, notebooks=True)
+    command.set_defaults(run=_run_clean_notebooks)
+
+
+def _run_clean_notebooks(options: argparse.Namespace) -> int:
+    from labkit.lab.headless.clean import clean_folder
+
+    for path in clean_folder(options.notebooks):
+        print(f"stripped {path}")
+    return 0
+
+
+# A new subcommand is one more function here; it imports what it runs only when it runs.
+SUBCOMMANDS: tuple[Callable, ...] = (_execute, _report, _clean_notebooks)
+
+
+def _add_folders(
+    command: argparse.ArgumentParser, notebooks: bool = False, build: bool = False
+) -> None:
+    root = repository_root()
+    if notebooks:
+        command.add_argument("--notebooks", type=Path, default=root / "notebooks", help="folder")
+    if build:
+        command.add_argument("--build", type=Path, default=root / "build", help="folder of runs")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run a subcommand.
+
+    Returns:
+        Its exit status; 2 for what cannot be done as asked, with the reason on stderr.
+    """
+    parser = argparse.ArgumentParser(prog="python -m labkit", description=__doc__)
+    subcommands = parser.add_subparsers(required=True)
+    for add in SUBCOMMANDS:
+        add(subcommands)
+    options = parser.parse_args(arguments)
+    try:
+        return options.run(options)
+    except (ValueError, OSError) as error:
+        print(f"labkit: {error}", file=sys.stderr)
+        return 2

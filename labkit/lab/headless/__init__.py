@@ -1,0 +1,1 @@
+"""Run the notebooks without a person: execution, the gate on their claims, HTML and the report."""

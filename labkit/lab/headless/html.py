@@ -1,0 +1,28 @@
+"""The executed notebook as one HTML page, and Jupyter's trust in it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import nbformat
+from nbconvert import HTMLExporter
+from nbformat import NotebookNode
+from nbformat.sign import NotebookNotary
+
+
+def write_html(notebook: NotebookNode, folder: Path, target: Path) -> None:
+    """Write ``notebook`` as a page that holds its own pictures and needs no network to be made.
+
+    Args:
+        folder: where the notebook's relative links to pictures start.
+    """
+    exporter = HTMLExporter(template_name="lab", embed_images=True)
+    page, _ = exporter.from_notebook_node(
+        notebook, resources={"metadata": {"name": target.stem, "path": str(folder)}}
+    )
+    target.write_text(page, encoding="utf-8")
+
+
+def trust(path: Path) -> None:
+    """What ``jupyter trust`` does: without it JupyterLab shows widgets and HTML as plain text."""
+    NotebookNotary().sign(nbformat.read(path, as_version=4))
