@@ -77,11 +77,13 @@ class LabClient(PapermillNotebookClient):
 
     def create_kernel_manager(self) -> AsyncKernelManager:
         """A kernel of the running interpreter: with no folders to search, only the native one."""
+        folder = Path(jupyter_runtime_dir())
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.km = AsyncKernelManager(
             kernel_name="python3",
             kernel_spec_manager=KernelSpecManager(kernel_dirs=[]),
             transport="ipc",  # sockets are files in a folder of ours: no ports, no other user
-            connection_file=str(Path(jupyter_runtime_dir()) / f"k{uuid4().hex[:8]}.json"),
+            connection_file=str(folder / f"k{uuid4().hex[:8]}.json"),
         )
         return self.km
 

@@ -115,7 +115,7 @@ class Execution:
             family.kill()
             process.wait()
         if problem is None and process.returncode != 0:
-            problem = f"its process ended with status {process.returncode}: {_last_line(log)}"
+            problem = f"its process ended {_how(process.returncode, log)}"
         for name, reason in (("Interrupted", problem), ("ProcessesLeft", left)):
             if reason:
                 truth.record_failure_in_file(self.target, notebook, name, reason)
@@ -184,6 +184,8 @@ def _read_text(path: Path) -> str:
     return path.read_text() if path.is_file() else ""
 
 
-def _last_line(path: Path) -> str:
-    lines = path.read_text(errors="replace").strip().splitlines()
-    return lines[-1] if lines else "it said nothing"
+def _how(status: int, log: Path) -> str:
+    if status < 0:
+        return f"by {signal.Signals(-status).name}"
+    lines = log.read_text(errors="replace").strip().splitlines()
+    return f"with status {status}: {lines[-1] if lines else 'it said nothing'}"
