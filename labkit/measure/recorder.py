@@ -1,0 +1,273 @@
+"""Records what a rank really executes: operators, messages, regions and live bytes."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from time import thread_time
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
+
+from labkit.measure import communication
+from labkit.measure.live_storages import LiveStorages, tensors_in
+from labkit.measure.operator_costs import OperatorClass, classify, moved_bytes
+from labkit.measure.recording import NO_REGION, Event, Recording, Region
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+_NO_KWARGS: dict[str, Any] = {}
+
+
+class Recorder(TorchDispatchMode):
+    """Records everything between ``with recorder:`` and its end; the program runs as ever.
+
+    It sees what reaches torch's dispatcher, backward included, of whatever engine runs the layer:
+    tensor subclasses such as DTensor are seen as the plain operators they turn into. It does not
+    see ``Work.wait()``: that received data is waited for follows from who reads it.
+
+    Args:
+        rank: by default the rank in ``torch.distributed``, or 0 without it.
+        capacity_bytes: memory of the virtual device; None for no limit.
+
+    Raises:
+        VirtualOutOfMemoryError: (while recording) more bytes are alive than ``capacity_bytes``.
+
+    >>> with Recorder() as recorder:
+    ...     product = torch.ones(2, 3) @ torch.ones(3, 4)
+    >>> recording = recorder.take()
+    >>> [(event.name, event.flops) for event in recording.events][-1]
+    ('aten::mm', 48)
+    """
+
+    def __init__(self, rank: int | None = None, capacity_bytes: int | None = None) -> None:
+        super().__init__()
+        self.rank = _current_rank() if rank is None else rank
+        self.storages = LiveStorages(f"virtual device {self.rank}", capacity_bytes)
+        self._classes: dict[Any, OperatorClass] = {}
+        self._opened_by_profiler: list[ExitStack] = []
+        self._start_anew()
+
+    def _start_anew(self) -> None:
+        self._events: list[Event] = []
+        self._regions: dict[Region, int] = {NO_REGION: 0}
+        self._region = 0
+        self._unknown: Counter[str] = Counter()
+        self._host_s = 0.0
+        self._left_at = thread_time()
+        self.storages.peak_bytes = self.storages.bytes
+
+    def hold(self, *things: object) -> None:
+        """Count modules, optimizers, tensors and nestings of them as alive from the start.
+
+        A storage that is not held counts from the first operator that touches it.
+
+        Raises:
+            VirtualOutOfMemoryError: they do not fit.
+        """
+        for thing in things:
+            before = self.storages.bytes
+            for tensor in tensors_in(thing):
+                self.storages.number(tensor)
+            self.storages.check_capacity(f"holding a {type(thing).__name__}", before)
+
+    def take(self) -> Recording:
+        """What was recorded since the last ``take``; the next recording starts here."""
+        recording = Recording(
+            self.rank,
+            tuple(self._events),
+            tuple(self._regions),
+            self.storages.peak_bytes,
+            dict(self._unknown),
+        )
+        self._start_anew()
+        return recording
+
+    @contextmanager
+    def region(self, label: str, kind: str = "compute") -> Iterator[None]:
+        """Name what runs inside; regions nest, and the innermost names an event.
+
+        Args:
+            label: such as F3.
+            kind: a ``Span``'s: forward, backward, weight, optimizer or compute.
+        """
+        outer = self._region
+        self._region = self._regions.setdefault(Region(label, kind), len(self._regions))
+        try:
+            yield
+        finally:
+            self._region = outer
+
+    def __enter__(self) -> Recorder:
+        _watch_resizes(self)
+        self._left_at = thread_time()
+        return super().__enter__()
+
+    def __exit__(self, *exception: object) -> None:
+        super().__exit__(*exception)
+        _unwatch_resizes()
+
+    def __torch_dispatch__(
+        self, func: Any, types: tuple, args: tuple = (), kwargs: dict | None = None
+    ) -> Any:
+        for kind in types:
+            if kind not in _PLAIN:
+                return NotImplemented  # the subclass turns it into plain operators, seen then
+        kwargs = _NO_KWARGS if kwargs is None else kwargs
+        entered = thread_time()
+        self._host_s += entered - self._left_at
+        bytes_before = self.storages.bytes
+        result = func(*args, **kwargs)
+        own_s = thread_time() - entered
+        if func.namespace in communication.NAMESPACES:
+            self._note_communication(func, args, kwargs, result, own_s)
+        else:
+            self._note_operator(func, args, kwargs, result, own_s)
+        if self.storages.bytes > bytes_before:
+            self.storages.check_capacity(func._schema.name, bytes_before)
+        self._left_at = thread_time()
+        return result
+
+    def _note_operator(
+        self, func: Any, args: tuple, kwargs: dict, result: Any, own_s: float
+    ) -> None:
+        its = self._classes.get(func)
+        if its is None:
+            its = self._classes[func] = classify(func)
+        outputs = _flat_tensors(result)
+        if its.free:
+            self._host_s += own_s
+            if func.namespace == "profiler":
+                self._follow_profiler(its.name, args)
+            for tensor in outputs:
+                self.storages.number(tensor)
+            return
+        inputs = _flat_tensors(args)
+        if kwargs:
+            inputs += _flat_tensors(list(kwargs.values()))
+        if any(t.is_meta for t in inputs + outputs):
+            return  # shapes are worked out, nothing runs
+        written = outputs if not its.written_args else outputs + _written(its, args, kwargs)
+        if not its.known:
+            self._unknown[its.name] += 1
+        number = self.storages.number
+        flops = its.flops(*args, **kwargs, out_val=result) if its.flops else 0
+        self._append(
+            Event(
+                "compute",
+                its.name,
+                flops,
+                _bytes(its, inputs, outputs or written),
+                str(inputs[0].dtype)[6:] if flops else "",
+                tuple([number(t) for t in inputs]),
+                tuple([number(t) for t in written]),
+                self._region,
+                own_s=own_s,
+                host_s=self._host_s,
+            )
+        )
+
+    def _note_communication(
+        self, func: Any, args: tuple, kwargs: dict, result: Any, own_s: float
+    ) -> None:
+        event = communication.event_of(func, args, kwargs, result, self.storages.number)
+        if event is not None:
+            self._append(event._replace(region=self._region, own_s=own_s, host_s=self._host_s))
+
+    def _append(self, event: Event) -> None:
+        self._events.append(event)
+        self._host_s = 0.0
+
+    def _follow_profiler(self, name: str, args: tuple) -> None:
+        """Open and close regions with the ``record_function`` labels that torch itself sets."""
+        if name == "profiler::_record_function_enter_new":
+            stack = ExitStack()
+            if (named := _region_of_label(args[0])) is not None:
+                stack.enter_context(self.region(*named))
+            self._opened_by_profiler.append(stack)
+        elif self._opened_by_profiler:
+            self._opened_by_profiler.pop().close()
+
+
+@contextmanager
+def region(label: str, kind: str = "compute") -> Iterator[None]:
+    """Name what runs inside for every recorder that is active; without one it does nothing.
+
+    For code that may run recorded or not, such as a pipeline's worker.
+    """
+    with ExitStack() as stack:
+        for mode in _get_current_dispatch_mode_stack():
+            if isinstance(mode, Recorder):
+                stack.enter_context(mode.region(label, kind))
+        yield
+
+
+_LETTER_KINDS = {"F": "forward", "B": "backward", "I": "backward", "W": "weight"}
+_PIPELINE_ACTION = re.compile(r"PP:(\d+)([FBIW])(\d+)$")
+_GPIPE_ACTION = re.compile(r"(F|B)(?:orward|ackward) (\d+)$")
+
+
+def _region_of_label(label: str) -> Region | None:
+    """The region that a profiler label of torch's pipelines and optimizers means.
+
+    >>> _region_of_label("PP:2F0"), _region_of_label("Optimizer.step#SGD.step").kind
+    (Region(label='2F0', kind='forward'), 'optimizer')
+    """
+    if label.startswith("Optimizer."):
+        return Region(label.split("#")[0].split(".")[1], "optimizer")
+    if found := _PIPELINE_ACTION.match(label):
+        return Region(label[3:], _LETTER_KINDS[found[2]])
+    if found := _GPIPE_ACTION.match(label):
+        return Region(found[1] + found[2], _LETTER_KINDS[found[1]])
+    return None
+
+
+def _flat_tensors(thing: Any) -> list[torch.Tensor]:
+    if isinstance(thing, torch.Tensor):
+        return [thing]
+    found: list[torch.Tensor] = []
+    if isinstance(thing, (list, tuple)):
+        for part in thing:
+            if isinstance(part, torch.Tensor):
+                found.append(part)
+            elif isinstance(part, (list, tuple)):
+                found += _flat_tensors(part)
+    return found
+
+
+def _written(its: OperatorClass, args: tuple, kwargs: dict) -> list[torch.Tensor]:
+    written = [args[i] for i in its.written_args if i < len(args)]
+    written += [kwargs[name] for name in its.written_kwargs if name in kwargs]
+    return _flat_tensors(written)
+
+
+def _bytes(its: OperatorClass, inputs: list, written: list) -> int:
+    out = sum([moved_bytes(t) for t in written])
+    if its.reads == "all":
+        return out + sum([moved_bytes(t) for t in inputs])
+    return 2 * out if its.reads == "written" else out
+
+
+def _current_rank() -> int:
+    return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
+
+
+_resize = torch.UntypedStorage.resize_
+
+
+def _watch_resizes(recorder: Recorder) -> None:
+    """Let the recorder know of storages resized in place, which no operator announces."""
+
+    def resize_(storage: torch.UntypedStorage, size: int) -> Any:
+        result = _resize(storage, size)
+        recorder.storages.resized(storage)
+        return result
+
+    torch.UntypedStorage.resize_ = resize_
+
+
+def _unwatch_resizes() -> None:
+    torch.UntypedStorage.resize_ = _resize

@@ -1,0 +1,134 @@
+"""Where one rank's recorded program stands on its modelled device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from labkit.devices.profiles import Profile
+from labkit.measure.recording import Event, Recording
+from labkit.measure.timeline import Span
+
+OperatorCost = Callable[[Event, Profile], float]
+
+
+@dataclass(eq=False)
+class Arrival:
+    """When something will be there; None as long as that is not known."""
+
+    what: str
+    time_s: float | None = None
+
+
+@dataclass
+class Program:
+    """A rank's recording, how far it got, and what its storages wait for.
+
+    Args:
+        recording: of the rank.
+        profile: of its device.
+        now_s: when the device is free for the next operator.
+    """
+
+    recording: Recording
+    profile: Profile
+    now_s: float
+    spans: list[Span] = field(default_factory=list)
+    _next: int = 0
+    _arriving: dict[int, list[Arrival]] = field(default_factory=dict)  # by storage
+    _leaving_s: dict[int, float] = field(default_factory=dict)  # by storage
+    _posted: list[Arrival] = field(default_factory=list)
+    _held_up_by: Arrival | None = None  # a collective that the program waits for
+    _open: list | None = None  # start, end, label, kind of the span being merged
+
+    @property
+    def rank(self) -> int:
+        return self.recording.rank
+
+    @property
+    def event(self) -> Event | None:
+        """The next event; None at the end."""
+        events = self.recording.events
+        return events[self._next] if self._next < len(events) else None
+
+    def blocker(self) -> Arrival | None:
+        """An arrival of unknown time that the next event needs; None if it may start."""
+        if self._held_up_by is not None and self._held_up_by.time_s is None:
+            return self._held_up_by
+        if not self._arriving or self.event is None:
+            return None
+        for storage in self._touched(self.event):
+            for arrival in self._arriving.get(storage, ()):
+                if arrival.time_s is None:
+                    return arrival
+        return None
+
+    def begin(self) -> Event:
+        """Take the next event, which nothing blocks; operators wait here for what they touch."""
+        event = self.event
+        self._next += 1
+        if self._held_up_by is not None:
+            self.now_s = max(self.now_s, self._held_up_by.time_s)
+            self._held_up_by = None
+        if event.kind in ("compute", "wait"):
+            self.now_s = max(self.now_s, self.data_ready_s(event))
+            for storage in self._touched(event):
+                self._arriving.pop(storage, None)
+        return event
+
+    def data_ready_s(self, event: Event) -> float:
+        """When all that the event reads has arrived and all that it overwrites has left."""
+        ready_s = self.now_s
+        if self._arriving:
+            for storage in self._touched(event):
+                for arrival in self._arriving.get(storage, ()):
+                    ready_s = max(ready_s, arrival.time_s)
+        if self._leaving_s:
+            for storage in event.writes:
+                ready_s = max(ready_s, self._leaving_s.pop(storage, 0.0))
+        return ready_s
+
+    @staticmethod
+    def _touched(event: Event) -> tuple[int, ...]:
+        # a receive only posts: what it will overwrite is the network's concern
+        return event.reads if event.kind == "recv" else event.reads + event.writes
+
+    def occupy(self, event: Event, cost_s: float) -> None:
+        """Keep the device busy; work of one region without a gap becomes one span."""
+        if cost_s <= 0:
+            return
+        label, kind = self.recording.region_of(event)
+        start_s, self.now_s = self.now_s, self.now_s + cost_s
+        if self._open and self._open[1:] == [start_s, label, kind]:
+            self._open[1] = self.now_s
+        else:
+            self._close_span()
+            self._open = [start_s, self.now_s, label, kind]
+
+    def _close_span(self) -> None:
+        if self._open:
+            self.spans.append(Span(self.rank, *self._open))
+        self._open = None
+
+    def expect(self, event: Event, arrival: Arrival) -> None:
+        """The event's written storages are there when ``arrival`` is."""
+        self._posted.append(arrival)
+        for storage in event.writes:
+            self._arriving.setdefault(storage, []).append(arrival)
+        if event.blocking:
+            self._held_up_by = arrival
+
+    def leaving(self, event: Event, end_s: float) -> None:
+        """The event's read storages must not be overwritten before ``end_s``."""
+        self._posted.append(Arrival(event.name, end_s))
+        for storage in event.reads:
+            self._leaving_s[storage] = max(end_s, self._leaving_s.get(storage, 0.0))
+
+    def close(self) -> Arrival | None:
+        """End the recording when all that it posted has ended; returns what never does."""
+        self._close_span()
+        for arrival in self._posted:
+            if arrival.time_s is None:
+                return arrival
+            self.now_s = max(self.now_s, arrival.time_s)
+        return None
