@@ -52,9 +52,10 @@ def zero_bubble_v(num_ranks: int, num_microbatches: int) -> Schedule:
     """ZB-V: two stages per rank in a V (rank r holds r and 2p - 1 - r).
 
     If F, I and W cost the same, only the p - 1 forwards of half a rank are waited for, in which the
-    first microbatch walks down the V. The loss is computed on rank 0, next to the input. Each rank holds at most 2p half stages in
-    flight, as much as p whole ones: 1F1B's first stage, on every rank. Source: Qi et al. 2023,
-    section 6; the order is that of PyTorch's `ScheduleZBVZeroBubble`.
+    first microbatch walks down the V. The loss is computed on rank 0, next to the input. Each rank
+    holds at most 2p half stages in flight, as much as p whole ones: 1F1B's first stage, on every
+    rank. Source: Qi et al. 2023, section 6; the order is that of PyTorch's
+    `ScheduleZBVZeroBubble`.
 
     Args:
         num_ranks: pipeline depth p, >= 1.
