@@ -185,6 +185,8 @@ class LabEngine(Engine):
     def execute_notebook(
         cls, nb, kernel_name, output_path=None, on_cell=lambda number, total: None, **settings
     ) -> NotebookNode:
+        nb.metadata.pop("widgets", None)  # an earlier run's state and failure are not this one's
+        nb.metadata.get("labkit", {}).pop("failure", None)
         manager = TruthfulManager(nb, on_cell, output_path=output_path, autosave_cell_every=5)
         manager.notebook_start()
         try:

@@ -109,11 +109,12 @@ class Execution:
                 stderr=errors,
                 start_new_session=True,
             )
-            problem = self._watch(process, job, family, progress, stop)
-            survivors = family.wait(self.settings.grace_s) if problem is None else []
-            left = describe(survivors)
-            family.kill()
-            process.wait()
+            try:
+                problem = self._watch(process, job, family, progress, stop)
+                left = describe(family.wait(self.settings.grace_s)) if problem is None else ""
+            finally:  # also when the terminal that shows the progress is gone
+                family.kill()
+                process.wait()
         if problem is None and process.returncode != 0:
             problem = f"its process ended {_how(process.returncode, log)}"
         for name, reason in (("Interrupted", problem), ("ProcessesLeft", left)):
