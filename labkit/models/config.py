@@ -84,7 +84,7 @@ class Preset:
 
 PRESETS = {
     "tiny": Preset(  # a laptop without GPU: seconds
-        ModelConfig(layers=8, width=128, heads=4, context=64), TrainingSize(16, 120, 2e-3)
+        ModelConfig(layers=8, width=128, heads=4, context=64), TrainingSize(16, 200, 3e-3)
     ),
     "workshop": Preset(  # a laptop for minutes, or one GPU for seconds
         ModelConfig(layers=8, width=256, heads=8, context=128), TrainingSize(16, 400, 1e-3)

@@ -116,7 +116,7 @@ class Transformer(nn.Module):
         self.embed = Embed(config) if held[0] == 0 else None
         self.layers = nn.ModuleDict({str(i): Block(config) for i in held})
         self.head = Head(config) if held[-1] == config.layers - 1 else None
-        initialise_by_name(self, seed)
+        initialise_by_name(self, config.layers, seed)
 
     def forward(self, x: Tensor) -> Tensor:
         if self.embed is not None:
@@ -135,21 +135,32 @@ def _check_layers(held: list[int], total: int) -> None:
 
 
 @torch.no_grad()
-def initialise_by_name(module: nn.Module, seed: int = 0) -> None:
+def initialise_by_name(module: nn.Module, layers: int, seed: int = 0) -> None:
     """Give every parameter the values that its full name and ``seed`` determine.
 
-    GPT-2's rule (Radford et al. 2019): weights from N(0, 0.02), biases 0, norms 1. Two ranks that
-    hold the same name hold the same values; equal layers under different names differ.
+    Two ranks that hold the same name hold the same values; equal layers under different names
+    differ. Biases are 0, norms 1, matrices N(0, 1 / fan-in) (LeCun et al. 1998); those that add to
+    the residual are divided by sqrt(2 * ``layers``) (GPT-2, Radford et al. 2019).
     """
     for name, parameter in module.named_parameters():
         if name.endswith("bias"):
             parameter.zero_()
-        elif "norm" in name.split(".")[-2]:
+        elif "norm" in name:
             parameter.fill_(1.0)
         else:
-            generator = named_generator(seed, name)
             values = torch.empty(parameter.shape, dtype=torch.float32)
-            parameter.copy_(values.normal_(0.0, 0.02, generator=generator))
+            values.normal_(
+                0.0, _spread(name, parameter, layers), generator=named_generator(seed, name)
+            )
+            parameter.copy_(values)
+
+
+def _spread(name: str, parameter: Tensor, layers: int) -> float:
+    if "embed" in name:
+        return 0.1
+    fan_in_spread = parameter.shape[1] ** -0.5
+    adds_to_residual = name.endswith(("attention.out.weight", "mlp.down.weight"))
+    return fan_in_spread / (2 * layers) ** 0.5 if adds_to_residual else fan_in_spread
 
 
 def next_token_loss(logits_BTV: Tensor, targets_BT: Tensor) -> Tensor:
