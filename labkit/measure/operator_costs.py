@@ -46,8 +46,8 @@ _MEMORY_BOUND = frozenset(
 _ALLOCATE_ONLY = frozenset(
     "empty empty_like empty_strided new_empty new_empty_strided resize_ set_ lift_fresh".split()
 )
-_READ_AS_MUCH_AS_WRITTEN = frozenset("copy_ embedding gather index index_select".split())
-_WRITE_ONLY = frozenset("zero_ fill_ normal_ uniform_ exponential_ bernoulli_".split())
+_READ_AS_MUCH_AS_WRITTEN = frozenset("embedding gather index index_select".split())
+_OVERWRITE = frozenset("bernoulli_ copy_ exponential_ fill_ normal_ uniform_ zero_".split())
 _IGNORED_NAMESPACES = frozenset({"profiler", "prim", "inductor", "debugprims"})
 
 
@@ -59,7 +59,8 @@ class OperatorClass(NamedTuple):
         free: a view, an allocation or bookkeeping: no kernel runs.
         flops: formula, or None.
         known: has a formula, or is known to be bound by memory.
-        reads: "all", "written" (as many bytes as it writes: a gather) or "none" (a fill).
+        reads: "all" its arguments, only those it does not change ("others": a copy), or as many
+            bytes as it writes ("gather").
         written_args: positions of arguments that it changes in place.
         written_kwargs: names of those that are passed by keyword.
     """
@@ -95,10 +96,18 @@ def classify(operator: Any) -> OperatorClass:
         free,
         formula,
         free or formula is not None or _is_memory_bound(operator, base),
-        "written" if base in _READ_AS_MUCH_AS_WRITTEN else "none" if base in _WRITE_ONLY else "all",
+        _what_it_reads(operator, base),
         tuple(written),
         tuple(schema.arguments[i].name for i in written),
     )
+
+
+def _what_it_reads(operator: Any, base: str) -> str:
+    if base in _READ_AS_MUCH_AS_WRITTEN:
+        return "gather"
+    writes_out = operator.namespace == "fsdp" or "out" in operator._overloadname
+    overwrites = writes_out or base in _OVERWRITE
+    return "others" if overwrites else "all"
 
 
 def _formula(packet: Any) -> Callable[..., int] | None:
@@ -125,3 +134,37 @@ def moved_bytes(tensor: torch.Tensor) -> int:
     (24, 12)
     """
     return min(tensor.nbytes, tensor.untyped_storage().nbytes())
+
+
+def flat_tensors(thing: Any) -> list[torch.Tensor]:
+    """The tensors in an argument or result: itself, or those in lists and tuples."""
+    if isinstance(thing, torch.Tensor):
+        return [thing]
+    found: list[torch.Tensor] = []
+    if isinstance(thing, (list, tuple)):
+        for part in thing:
+            if isinstance(part, torch.Tensor):
+                found.append(part)
+            elif isinstance(part, (list, tuple)):
+                found += flat_tensors(part)
+    return found
+
+
+def written_tensors(its: OperatorClass, args: tuple, kwargs: dict) -> list[torch.Tensor]:
+    """The arguments that the operator changes in place."""
+    written = [args[i] for i in its.written_args if i < len(args)]
+    written += [kwargs[name] for name in its.written_kwargs if name in kwargs]
+    return flat_tensors(written)
+
+
+def bytes_of_call(
+    its: OperatorClass, inputs: list[torch.Tensor], written: list[torch.Tensor]
+) -> int:
+    """Bytes that one call reads and writes, each tensor's elements once per direction."""
+    out = sum([moved_bytes(tensor) for tensor in written])
+    if its.reads == "gather":
+        return 2 * out
+    if its.reads == "others":
+        changed = {id(tensor) for tensor in written}
+        inputs = [tensor for tensor in inputs if id(tensor) not in changed]
+    return out + sum([moved_bytes(tensor) for tensor in inputs])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -15,7 +14,14 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 
 from labkit.measure import communication
 from labkit.measure.live_storages import LiveStorages, tensors_in
-from labkit.measure.operator_costs import OperatorClass, classify, moved_bytes
+from labkit.measure.operator_costs import (
+    OperatorClass,
+    bytes_of_call,
+    classify,
+    flat_tensors,
+    written_tensors,
+)
+from labkit.measure.profiler_labels import region_of_label, runs_on_own_stream
 from labkit.measure.recording import NO_REGION, Event, Recording, Region
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
@@ -55,6 +61,7 @@ class Recorder(TorchDispatchMode):
         self._events: list[Event] = []
         self._regions: dict[Region, int] = {NO_REGION: 0}
         self._region = 0
+        self._stream = "compute"
         self._unknown: Counter[str] = Counter()
         self._host_s = 0.0
         self._left_at = thread_time()
@@ -101,6 +108,14 @@ class Recorder(TorchDispatchMode):
         finally:
             self._region = outer
 
+    @contextmanager
+    def _on_stream(self, stream: str) -> Iterator[None]:
+        outer, self._stream = self._stream, stream
+        try:
+            yield
+        finally:
+            self._stream = outer
+
     def __enter__(self) -> Recorder:
         _watch_resizes(self)
         self._left_at = thread_time()
@@ -137,7 +152,7 @@ class Recorder(TorchDispatchMode):
         its = self._classes.get(func)
         if its is None:
             its = self._classes[func] = classify(func)
-        outputs = _flat_tensors(result)
+        outputs = flat_tensors(result)
         if its.free:
             self._host_s += own_s
             if func.namespace == "profiler":
@@ -145,12 +160,12 @@ class Recorder(TorchDispatchMode):
             for tensor in outputs:
                 self.storages.number(tensor)
             return
-        inputs = _flat_tensors(args)
+        inputs = flat_tensors(args)
         if kwargs:
-            inputs += _flat_tensors(list(kwargs.values()))
+            inputs += flat_tensors(list(kwargs.values()))
         if any(t.is_meta for t in inputs + outputs):
             return  # shapes are worked out, nothing runs
-        written = outputs if not its.written_args else outputs + _written(its, args, kwargs)
+        written = written_tensors(its, args, kwargs) if its.written_args else outputs
         if not its.known:
             self._unknown[its.name] += 1
         number = self.storages.number
@@ -160,11 +175,12 @@ class Recorder(TorchDispatchMode):
                 "compute",
                 its.name,
                 flops,
-                _bytes(its, inputs, outputs or written),
+                bytes_of_call(its, inputs, written),
                 str(inputs[0].dtype)[6:] if flops else "",
                 tuple([number(t) for t in inputs]),
                 tuple([number(t) for t in written]),
                 self._region,
+                stream=self._stream,
                 own_s=own_s,
                 host_s=self._host_s,
             )
@@ -175,7 +191,11 @@ class Recorder(TorchDispatchMode):
     ) -> None:
         event = communication.event_of(func, args, kwargs, result, self.storages.number)
         if event is not None:
-            self._append(event._replace(region=self._region, own_s=own_s, host_s=self._host_s))
+            self._append(
+                event._replace(
+                    region=self._region, stream=self._stream, own_s=own_s, host_s=self._host_s
+                )
+            )
 
     def _append(self, event: Event) -> None:
         self._events.append(event)
@@ -185,8 +205,10 @@ class Recorder(TorchDispatchMode):
         """Open and close regions with the ``record_function`` labels that torch itself sets."""
         if name == "profiler::_record_function_enter_new":
             stack = ExitStack()
-            if (named := _region_of_label(args[0])) is not None:
+            if (named := region_of_label(args[0])) is not None:
                 stack.enter_context(self.region(*named))
+            if runs_on_own_stream(args[0]):
+                stack.enter_context(self._on_stream("communication"))
             self._opened_by_profiler.append(stack)
         elif self._opened_by_profiler:
             self._opened_by_profiler.pop().close()
@@ -203,52 +225,6 @@ def region(label: str, kind: str = "compute") -> Iterator[None]:
             if isinstance(mode, Recorder):
                 stack.enter_context(mode.region(label, kind))
         yield
-
-
-_LETTER_KINDS = {"F": "forward", "B": "backward", "I": "backward", "W": "weight"}
-_PIPELINE_ACTION = re.compile(r"PP:(\d+)([FBIW])(\d+)$")
-_GPIPE_ACTION = re.compile(r"(F|B)(?:orward|ackward) (\d+)$")
-
-
-def _region_of_label(label: str) -> Region | None:
-    """The region that a profiler label of torch's pipelines and optimizers means.
-
-    >>> _region_of_label("PP:2F0"), _region_of_label("Optimizer.step#SGD.step").kind
-    (Region(label='2F0', kind='forward'), 'optimizer')
-    """
-    if label.startswith("Optimizer."):
-        return Region(label.split("#")[0].split(".")[1], "optimizer")
-    if found := _PIPELINE_ACTION.match(label):
-        return Region(label[3:], _LETTER_KINDS[found[2]])
-    if found := _GPIPE_ACTION.match(label):
-        return Region(found[1] + found[2], _LETTER_KINDS[found[1]])
-    return None
-
-
-def _flat_tensors(thing: Any) -> list[torch.Tensor]:
-    if isinstance(thing, torch.Tensor):
-        return [thing]
-    found: list[torch.Tensor] = []
-    if isinstance(thing, (list, tuple)):
-        for part in thing:
-            if isinstance(part, torch.Tensor):
-                found.append(part)
-            elif isinstance(part, (list, tuple)):
-                found += _flat_tensors(part)
-    return found
-
-
-def _written(its: OperatorClass, args: tuple, kwargs: dict) -> list[torch.Tensor]:
-    written = [args[i] for i in its.written_args if i < len(args)]
-    written += [kwargs[name] for name in its.written_kwargs if name in kwargs]
-    return _flat_tensors(written)
-
-
-def _bytes(its: OperatorClass, inputs: list, written: list) -> int:
-    out = sum([moved_bytes(t) for t in written])
-    if its.reads == "all":
-        return out + sum([moved_bytes(t) for t in inputs])
-    return 2 * out if its.reads == "written" else out
 
 
 def _current_rank() -> int:

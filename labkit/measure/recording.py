@@ -25,6 +25,7 @@ class Event(NamedTuple):
         ranks: the peer of a message; all members of a collective.
         tag: of a message.
         blocking: the program goes on only after the collective has ended.
+        stream: ``compute``, or ``communication`` for what FSDP2 puts on streams of its own.
         own_s: this thread's CPU seconds inside the operator, by ``time.thread_time``.
         host_s: CPU seconds of the program between the event before and this one.
     """
@@ -40,6 +41,7 @@ class Event(NamedTuple):
     ranks: tuple[int, ...] = ()
     tag: int = 0
     blocking: bool = False
+    stream: str = "compute"
     own_s: float = 0.0
     host_s: float = 0.0
 

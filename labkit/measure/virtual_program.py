@@ -27,7 +27,7 @@ class Program:
     Args:
         recording: of the rank.
         profile: of its device.
-        now_s: when the device is free for the next operator.
+        now_s: when the device's compute stream is free for the next operator.
     """
 
     recording: Recording
@@ -35,11 +35,16 @@ class Program:
     now_s: float
     spans: list[Span] = field(default_factory=list)
     _next: int = 0
+    _side_now_s: float = 0.0  # the communication stream's clock
+    _written_s: dict[int, float] = field(default_factory=dict)  # by storage, compute stream only
     _arriving: dict[int, list[Arrival]] = field(default_factory=dict)  # by storage
     _leaving_s: dict[int, float] = field(default_factory=dict)  # by storage
     _posted: list[Arrival] = field(default_factory=list)
     _held_up_by: Arrival | None = None  # a collective that the program waits for
     _open: list | None = None  # start, end, label, kind of the span being merged
+
+    def __post_init__(self) -> None:
+        self._side_now_s = self.now_s
 
     @property
     def rank(self) -> int:
@@ -57,7 +62,7 @@ class Program:
             return self._held_up_by
         if not self._arriving or self.event is None:
             return None
-        for storage in self._touched(self.event):
+        for storage in _touched(self.event):
             for arrival in self._arriving.get(storage, ()):
                 if arrival.time_s is None:
                     return arrival
@@ -70,40 +75,53 @@ class Program:
         if self._held_up_by is not None:
             self.now_s = max(self.now_s, self._held_up_by.time_s)
             self._held_up_by = None
-        if event.kind in ("compute", "wait"):
-            self.now_s = max(self.now_s, self.data_ready_s(event))
-            for storage in self._touched(event):
+        if event.stream == "communication":
+            self._side_now_s = self.data_ready_s(event)
+        elif event.kind in ("compute", "wait"):
+            self.now_s = self.data_ready_s(event)
+            for storage in _touched(event):
                 self._arriving.pop(storage, None)
         return event
 
     def data_ready_s(self, event: Event) -> float:
-        """When all that the event reads has arrived and all that it overwrites has left."""
+        """When its stream is free, all it reads is there and all it overwrites has left."""
         ready_s = self.now_s
+        if event.stream == "communication":
+            ready_s = max(self._side_now_s, *(self._written_s.get(s, 0.0) for s in event.reads), 0)
         if self._arriving:
-            for storage in self._touched(event):
+            for storage in _touched(event):
                 for arrival in self._arriving.get(storage, ()):
                     ready_s = max(ready_s, arrival.time_s)
         if self._leaving_s:
             for storage in event.writes:
-                ready_s = max(ready_s, self._leaving_s.pop(storage, 0.0))
+                ready_s = max(ready_s, self._leaving_s.get(storage, 0.0))
         return ready_s
 
-    @staticmethod
-    def _touched(event: Event) -> tuple[int, ...]:
-        # a receive only posts: what it will overwrite is the network's concern
-        return event.reads if event.kind == "recv" else event.reads + event.writes
-
     def occupy(self, event: Event, cost_s: float) -> None:
-        """Keep the device busy; work of one region without a gap becomes one span."""
-        if cost_s <= 0:
+        """Keep the event's stream busy; work of one region without a gap becomes one span."""
+        if event.stream == "communication":
+            self._occupy_side(event, cost_s)
             return
         label, kind = self.recording.region_of(event)
         start_s, self.now_s = self.now_s, self.now_s + cost_s
+        for storage in event.writes:
+            self._written_s[storage] = self.now_s
+        if cost_s <= 0:
+            return
         if self._open and self._open[1:] == [start_s, label, kind]:
             self._open[1] = self.now_s
         else:
             self._close_span()
             self._open = [start_s, self.now_s, label, kind]
+
+    def _occupy_side(self, event: Event, cost_s: float) -> None:
+        start_s, self._side_now_s = self._side_now_s, self._side_now_s + cost_s
+        if event.kind == "compute":
+            self.expect(event, Arrival(event.name, self._side_now_s))
+        if cost_s > 0:
+            name = event.name.split("::")[-1]
+            span = Span(self.rank, start_s, self._side_now_s, name, "transfer", "communication")
+            self.spans.append(span)
 
     def _close_span(self) -> None:
         if self._open:
@@ -115,7 +133,7 @@ class Program:
         self._posted.append(arrival)
         for storage in event.writes:
             self._arriving.setdefault(storage, []).append(arrival)
-        if event.blocking:
+        if event.blocking and event.stream == "compute":
             self._held_up_by = arrival
 
     def leaving(self, event: Event, end_s: float) -> None:
@@ -127,8 +145,14 @@ class Program:
     def close(self) -> Arrival | None:
         """End the recording when all that it posted has ended; returns what never does."""
         self._close_span()
+        self.now_s = max(self.now_s, self._side_now_s)
         for arrival in self._posted:
             if arrival.time_s is None:
                 return arrival
             self.now_s = max(self.now_s, arrival.time_s)
         return None
+
+
+def _touched(event: Event) -> tuple[int, ...]:
+    # a receive only posts: what it will overwrite is the network's concern
+    return event.reads if event.kind == "recv" else event.reads + event.writes
