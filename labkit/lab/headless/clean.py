@@ -15,6 +15,7 @@ def strip(notebook: NotebookNode) -> None:
     """Remove outputs, counts and run metadata, in place; the same input gives the same result."""
     for name in ("papermill", "widgets", "signature"):
         notebook.metadata.pop(name, None)
+    notebook.metadata.get("labkit", {}).pop("failure", None)
     notebook.metadata["kernelspec"] = dict(KERNELSPEC)
     notebook.metadata["language_info"] = {"name": "python"}  # its version is the last user's
     notebook.cells = [
@@ -28,6 +29,10 @@ def strip(notebook: NotebookNode) -> None:
         if cell.cell_type == "code":
             cell.outputs = []
             cell.execution_count = None
+
+
+def _is_injected(cell: NotebookNode) -> bool:
+    return "injected-parameters" in cell.metadata.get("tags", [])
 
 
 def stripped(text: str) -> str:
