@@ -81,7 +81,8 @@ lint: $(TESTS)  ## Check style and layout of code and notebooks
 
 lab: $(STAMP)  ## Open the notebooks in JupyterLab on this machine
 	@exec env JUPYTER_PREFER_ENV_PATH=1 $(PY) -m jupyterlab \
-	--ServerApp.ip=127.0.0.1 --ServerApp.root_dir=notebooks
+	--ServerApp.ip=127.0.0.1 --ServerApp.root_dir=notebooks \
+	$(if $(filter 0,$(shell id -u)),--allow-root)
 
 report: $(STAMP)  ## Make one page that compares the devices of the latest run
 	@exec $(PY) -m labkit report
