@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from labkit.models.config import ModelConfig
 
 ADAMW_BYTES_PER_PARAMETER = 8  # two moments in float32
-STATISTIC_BYTES = 4  # LayerNorm's mean and deviation, attention's log-sum-exp: float32
+STATISTIC_BYTES = 4  # LayerNorm mean and deviation (CPU: own dtype), attention log-sum-exp
 INDEX_BYTES = 8  # token ids, positions and targets are int64
 
 

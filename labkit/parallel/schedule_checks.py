@@ -12,6 +12,8 @@ from itertools import chain
 
 from labkit.parallel.schedules import Action, Schedule
 
+_CHANGE_IN_FLIGHT = {"F": 1, "B": -1, "I": 0, "W": -1}
+
 
 def inputs_of(action: Action, num_stages: int) -> tuple[tuple[Action, ...], ...]:
     """What must have run before `action`: a tuple of needs, each met by any one of its actions.
@@ -87,11 +89,11 @@ def peak_per_stage(schedule: Schedule) -> tuple[int, ...]:
     >>> peak_per_stage(one_f_one_b(num_ranks=4, num_microbatches=8))
     (4, 3, 2, 1)
     """
-    peaks = []
-    for stage, rank in enumerate(schedule.rank_of_stage):
-        only_this = [int(s == stage) for s in range(schedule.num_stages)]
-        peaks.append(int(peak_held(schedule, only_this)[rank]))
-    return tuple(peaks)
+    held, peak = [0] * schedule.num_stages, [0] * schedule.num_stages
+    for action in schedule:
+        held[action.stage] += _CHANGE_IN_FLIGHT[action.kind]
+        peak[action.stage] = max(peak[action.stage], held[action.stage])
+    return tuple(peak)
 
 
 def peak_per_rank(schedule: Schedule) -> tuple[int, ...]:
@@ -118,11 +120,8 @@ def peak_held(schedule: Schedule, size_of_stage: Sequence[float]) -> tuple[float
 def _peak_of_rank(order: tuple[Action, ...], size_of_stage: Sequence[float]) -> float:
     held = peak = 0
     for action in order:
-        if action.kind == "F":
-            held += size_of_stage[action.stage]
-            peak = max(peak, held)
-        elif action.kind in ("B", "W"):
-            held -= size_of_stage[action.stage]
+        held += _CHANGE_IN_FLIGHT[action.kind] * size_of_stage[action.stage]
+        peak = max(peak, held)
     return peak
 
 

@@ -63,22 +63,18 @@ class Schedule:
     def __post_init__(self) -> None:
         for rank, order in enumerate(self.actions):
             for position, action in enumerate(order):
-                self._check_place(rank, position, action)
+                if fault := self._misplacement(rank, action):
+                    raise ValueError(f"rank {rank}, position {position}: action {action} {fault}")
 
-    def _check_place(self, rank: int, position: int, action: Action) -> None:
-        where = f"rank {rank}, position {position}: action {action}"
+    def _misplacement(self, rank: int, action: Action) -> str | None:
         if action.stage >= self.num_stages:
-            raise ValueError(f"{where} names stage {action.stage}, but there are {self.num_stages}")
+            return f"names stage {action.stage}, but there are {self.num_stages}"
         if action.microbatch >= self.num_microbatches:
-            raise ValueError(
-                f"{where} names microbatch {action.microbatch}, but there are "
-                f"{self.num_microbatches}"
-            )
-        if self.rank_of_stage[action.stage] != rank:
-            raise ValueError(
-                f"{where} belongs to rank {self.rank_of_stage[action.stage]}, which holds stage "
-                f"{action.stage}; move it there"
-            )
+            return f"names microbatch {action.microbatch}, but there are {self.num_microbatches}"
+        owner = self.rank_of_stage[action.stage]
+        if owner != rank:
+            return f"belongs to rank {owner}, which holds stage {action.stage}; move it there"
+        return None
 
     @property
     def num_ranks(self) -> int:
