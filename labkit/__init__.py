@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+
 from labkit.devices.magic import register_magic
 
-__all__ = ["Ranks"]
+# loaded on first use: torch comes with them, which `python -m labkit` need not wait for
+_HOMES = {
+    "Ranks": "labkit.devices.ranks",
+    "Timing": "labkit.devices.needs",
+    "claim": "labkit.lab.claims",
+    "measurement": "labkit.lab.claims",
+    "predict": "labkit.lab.claims",
+    "start": "labkit.lab.session",
+}
+__all__ = list(_HOMES)
 
 register_magic()
 
 
 def __getattr__(name: str):
-    # loaded on first use: Ranks brings torch with it, which `python -m labkit` need not wait for
-    if name == "Ranks":
-        from labkit.devices.ranks import Ranks
-
-        return Ranks
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
     raise AttributeError(f"module 'labkit' has no attribute {name!r}")

@@ -7,6 +7,8 @@ import shlex
 
 from IPython import get_ipython
 
+from labkit.devices.rank_errors import RanksUseError
+
 USAGE = "write %%ranks, %%ranks --only 0,2 or %%ranks --show 1"
 
 
@@ -30,7 +32,7 @@ def register_magic() -> None:
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> None:
-        raise ValueError(f"%%ranks: {message}; {USAGE}")
+        raise RanksUseError(f"%%ranks: {message}; {USAGE}")
 
 
 def _parse(line: str) -> argparse.Namespace:

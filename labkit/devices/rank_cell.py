@@ -49,7 +49,6 @@ class RankResult:
     ended_s: float = 0.0  # on the clock of time.time()
     death: Death | None = None
     interrupted: bool = False  # by this layer, while it still ran
-    killed: bool = False  # by this layer, for it did not react
     operation: str = ""  # what it was doing when it failed, was interrupted or died
 
     @property
@@ -230,5 +229,5 @@ class CellRun:
     def _kill(self, waiting: list[Pending]) -> None:
         for pending in waiting:
             if pending.replied_at is None:
-                pending.result.interrupted = pending.result.killed = True
-                pending.kernel.signal(signal.SIGKILL)
+                pending.result.interrupted = True
+                pending.kernel.kill()

@@ -34,6 +34,13 @@ class RankError(RuntimeError):
         return f"{type(self).__name__}: {self}".splitlines()
 
 
+class RanksUseError(ValueError):
+    """A wrong argument, or ranks that are no more; shown without the stack that found it."""
+
+    def _render_traceback_(self) -> list[str]:
+        return f"ValueError: {self}".splitlines()
+
+
 class RanksInterrupted(KeyboardInterrupt):
     """The reader pressed stop while code ran on the ranks."""
 
@@ -132,5 +139,5 @@ def _also_failed(result: RankResult, first: RankResult) -> list[str]:
 
 
 def _at(result: RankResult) -> str:
-    killed = "; it did not react to the interrupt and was killed" if result.killed else ""
-    return f", while in {result.operation}{killed}" if result.operation else killed
+    hung = f"; then {result.death.cause}" if result.death and result.death.by_us else ""
+    return f", while in {result.operation}{hung}" if result.operation else hung

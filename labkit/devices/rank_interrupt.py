@@ -6,37 +6,68 @@ the C-level handler of every signal writes to the *wakeup* file descriptor at on
 that and cuts the TCP connections of the process group; the collective then fails, and
 KeyboardInterrupt comes through. NCCL and its kin are told to abort instead
 (``Backend.abort_process_group``), which has not been run on a machine with GPUs.
+
+Order of events when rank 1 is stuck in an all-reduce:
+
+    SIGINT -> C handler -> wakeup thread cuts the connections -> all_reduce raises RuntimeError
+           -> Python handler, in the cell: KeyboardInterrupt; already out of it: nothing more to do
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import socket
 import stat
 import sys
 import threading
+import traceback
+from types import FrameType
 
-_backend = None
+from labkit.devices.backends import Backend
+from labkit.devices.rank_operation import is_cell
+
+_backend: Backend | None = None
 _foreign_connections: set[int] = set()  # TCP descriptors that were open before the group
-_wakeup: tuple[socket.socket, socket.socket] | None = None
 
 
-def end_collectives_on_interrupt(its_backend) -> None:
-    """From now on SIGINT ends whatever collective this process waits in. Main thread only."""
-    global _backend, _wakeup
+def make_interruptible(shell, its_backend: Backend) -> None:
+    """From now on SIGINT ends what a cell of this process waits in. Main thread only."""
+    global _backend
     _backend = its_backend
-    _wakeup = socket.socketpair()
-    for end in _wakeup:
-        end.setblocking(end is _wakeup[0])
-    signal.set_wakeup_fd(_wakeup[1].fileno(), warn_on_full_buffer=False)
-    threading.Thread(target=_end_on_wakeup, daemon=True, name="labkit-interrupt").start()
+    reader, writer = socket.socketpair()
+    writer.setblocking(False)
+    signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
+    arguments = (reader, writer, asyncio.get_running_loop())
+    threading.Thread(
+        target=_end_on_wakeup, args=arguments, daemon=True, name="labkit-interrupt"
+    ).start()
+    shell.events.register("pre_run_cell", lambda info: _raise_in_cells_only())
 
 
-def _end_on_wakeup() -> None:
-    while numbers := _wakeup[0].recv(64):
+def _end_on_wakeup(reader: socket.socket, writer: socket.socket, loop) -> None:
+    # the writer is held open here: only its number was given away
+    while numbers := reader.recv(64):
         if signal.SIGINT in numbers:
             end_collectives()
+            # ipykernel cancels an awaiting cell by a callback, but does not wake the loop for it
+            loop.call_soon_threadsafe(lambda: None)
+
+
+def _raise_in_cells_only() -> None:
+    """Interrupt the reader's code, never IPython's own after it: the reply would get lost."""
+    previous = signal.getsignal(signal.SIGINT)
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        stack = traceback.walk_stack(frame) if frame else ()
+        if any(is_cell(f.f_code.co_filename) for f, _ in stack):
+            raise KeyboardInterrupt
+        if previous is not signal.default_int_handler:
+            previous(number, frame)  # ipykernel's, for a cell that awaits
+
+    if callable(previous) and getattr(previous, "__module__", "") != __name__:
+        signal.signal(signal.SIGINT, interrupt)
 
 
 def forget_connections() -> None:

@@ -33,6 +33,7 @@ class Death:
     code: int
     last_words: str = ""
     operation: str = ""
+    by_us: bool = False
 
     @property
     def cause(self) -> str:
@@ -42,6 +43,8 @@ class Death:
         >>> Death(3).cause
         'its process exited with code 3'
         """
+        if self.by_us:
+            return "killed because it did not react to an interrupt"
         if self.code >= 0:
             return f"its process exited with code {self.code}"
         try:
@@ -76,6 +79,7 @@ class RankKernel:
         self.iopub = self._connection.connect_iopub()
         self.process = self._launch(folder, environment)
         self._log = open(self.log_path, "rb")
+        self._killed = False
 
     def _launch(self, folder: Path, environment: dict[str, str]) -> subprocess.Popen:
         boot = {
@@ -135,7 +139,8 @@ class RankKernel:
         if code is None:
             return None
         self.signal(signal.SIGKILL)
-        return Death(code, self.log_tail(), self._crash_place() or self.last_operation())
+        operation = self._crash_place() or self.last_operation()
+        return Death(code, self.log_tail(), operation, self._killed)
 
     def _crash_place(self) -> str:
         try:
@@ -155,12 +160,13 @@ class RankKernel:
             pass  # nothing is left to signal
 
     def kill(self) -> None:
+        self._killed = True
         self.signal(signal.SIGKILL)
-        self.process.wait(timeout=10)
 
     def close(self) -> None:
         """Kill the process and close the channels."""
         self.kill()
+        self.process.wait(timeout=10)
         for channel in (self.shell, self.iopub):
             channel.close(linger=0)
         self._log.close()

@@ -62,6 +62,11 @@ def _named(stack: Iterable[tuple]) -> Iterable[tuple[str, int, str]]:
     return ((f.f_code.co_filename, line, f.f_code.co_name) for f, line in stack)
 
 
+def is_cell(file: str) -> bool:
+    """Whether a source file is a notebook cell, by the name that ipykernel gives it."""
+    return re.search(r"ipykernel_\d+/\d+\.py$", file) is not None
+
+
 def place(stack: Iterable[tuple[str, int, str]]) -> str:
     """One line about a stack: the collective, if it is in one, and the line of the cell.
 
@@ -73,7 +78,7 @@ def place(stack: Iterable[tuple[str, int, str]]) -> str:
     """
     operation = ""
     for file, line, function in stack:
-        if re.search(r"ipykernel_\d+/\d+\.py$", file):
+        if is_cell(file):
             source = linecache.getline(file, line).strip()
             return f"{operation}line {line} of its cell" + f": {source}" * bool(source)
         if file.endswith("distributed_c10d.py") and not function.startswith("_"):

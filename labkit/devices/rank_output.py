@@ -8,8 +8,9 @@ from collections.abc import Collection
 from IPython import get_ipython
 from IPython.display import publish_display_data
 
-# A widget lives in the kernel that made it, and a rank's kernel has no page: show its text.
+# A widget lives in the kernel that made it, and a rank's kernel has no page to show it on.
 WIDGET = "application/vnd.jupyter.widget-view+json"
+NO_WIDGET = "(a widget, which only the notebook's own kernel can show)"
 
 
 class RankOutput:
@@ -54,7 +55,7 @@ class RankOutput:
             _stream(name).flush()
 
     def _display(self, rank: int, content: dict, update: bool) -> None:
-        data = {mime: value for mime, value in content["data"].items() if mime != WIDGET}
+        data = {"text/plain": NO_WIDGET} if WIDGET in content["data"] else content["data"]
         if get_ipython() is None or set(data) <= {"text/plain"}:
             self._write(rank, "stdout", f"{data.get('text/plain', '')}\n")
             return

@@ -15,7 +15,7 @@ import zmq
 from labkit.devices.backends import backend
 from labkit.devices.inventory import DeviceSet
 from labkit.devices.rank_cell import FOR_A_CELL, CellRun, Patience, RankResult
-from labkit.devices.rank_errors import RankError, failure_report, split_failures
+from labkit.devices.rank_errors import RankError, RanksInterrupted, failure_report, split_failures
 from labkit.devices.rank_kernels import RankKernel, start_kernels
 from labkit.devices.rank_output import RankOutput
 from labkit.devices.rank_values import load
@@ -57,7 +57,7 @@ class RankSession:
 
     Raises:
         RankError: a rank did not start in time; nothing is left behind.
-        KeyboardInterrupt: the stop button was pressed meanwhile; nothing is left behind.
+        RanksInterrupted: the stop button was pressed meanwhile; nothing is left behind.
     """
 
     def __init__(self, settings: RankSettings) -> None:
@@ -124,7 +124,7 @@ class RankSession:
         patience = Patience(grace_s=0.5, kill_s=0, deadline_s=limit_s)
         run, results = self.call("rank_side", "join", self._places(), patience)
         if run.stopped:
-            raise KeyboardInterrupt("stopped while the ranks started; no process was left behind")
+            raise RanksInterrupted("stopped while the ranks started; no process was left behind")
         causes, late = split_failures(results.values())
         if causes:
             raise RankError(f"the ranks did not start: {failure_report(results)}", results)

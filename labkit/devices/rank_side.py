@@ -62,7 +62,7 @@ def join(place: dict) -> None:
     its_backend = backend(place["kind"])
     device = its_backend.bind(0)  # the only accelerator that this process can see
     if place["generation"] == 0:
-        rank_interrupt.end_collectives_on_interrupt(its_backend)
+        rank_interrupt.make_interruptible(shell, its_backend)
         rank_operation.OperationRecord(shell, Path(place["operation_file"]))
     _leave_group()
     rank_interrupt.forget_connections()

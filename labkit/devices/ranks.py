@@ -12,6 +12,7 @@ from labkit.devices.rank_cell import CellRun, RankResult
 from labkit.devices.rank_errors import (
     RankError,
     RanksInterrupted,
+    RanksUseError,
     call_report,
     failure_report,
     stop_report,
@@ -136,7 +137,7 @@ class Ranks:
             show: the ranks whose output appears; by default all that run it.
 
         Raises:
-            SyntaxError: the code cannot be compiled; no rank ran it.
+            ValueError: the code cannot be compiled, so no rank ran it.
             RankError: it failed on a rank. The process group is made anew, variables are kept.
             RanksInterrupted: the stop button was pressed; otherwise the same.
         """
@@ -234,4 +235,4 @@ def _end_previous(successor: Ranks) -> None:
 
 def _require(holds: bool, otherwise: str) -> None:
     if not holds:
-        raise ValueError(otherwise)
+        raise RanksUseError(otherwise)
