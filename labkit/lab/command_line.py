@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from labkit.lab.session import repository_root
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def _execute(subcommands) -> None:
@@ -74,11 +74,10 @@ SUBCOMMANDS: tuple[Callable, ...] = (_execute, _report, _clean_notebooks)
 def _add_folders(
     command: argparse.ArgumentParser, notebooks: bool = False, build: bool = False
 ) -> None:
-    root = repository_root()
     if notebooks:
-        command.add_argument("--notebooks", type=Path, default=root / "notebooks", help="folder")
+        command.add_argument("--notebooks", type=Path, default=ROOT / "notebooks", help="folder")
     if build:
-        command.add_argument("--build", type=Path, default=root / "build", help="folder of runs")
+        command.add_argument("--build", type=Path, default=ROOT / "build", help="folder of runs")
 
 
 def main(arguments: list[str] | None = None) -> int:

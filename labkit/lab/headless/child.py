@@ -62,12 +62,13 @@ def watch_parent(job: Job) -> None:
     """End everything of this run as soon as the parent is gone."""
     while os.getppid() == job.parent:
         time.sleep(0.5)
-    Family(job.mark).kill()
-    source = nbformat.read(job.source, as_version=4)
-    truth.record_failure_in_file(
-        Path(job.target), source, "Interrupted", "the command that ran the notebooks was killed"
-    )
-    os._exit(1)
+    with truth.LAST_WORD:
+        Family(job.mark).kill()
+        source = nbformat.read(job.source, as_version=4)
+        truth.record_failure_in_file(
+            Path(job.target), source, "Interrupted", "the command that ran the notebooks was killed"
+        )
+        os._exit(1)
 
 
 if __name__ == "__main__":

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from labkit.devices.inventory import DeviceSet
-from labkit.devices.needs import need_from_json
 from labkit.lab.results import Record
 
 
@@ -62,6 +60,7 @@ def _judge(gate: Gate, name: str, records: list[Record], source_has_needs: bool)
 
 
 def _problem(record: Record, source_has_needs: bool) -> str | None:
+    """Why the record keeps the gate shut; None for a pass and for a permitted refusal."""
     if record.status == "passed":
         return None
     if record.status != "refused":
@@ -69,6 +68,9 @@ def _problem(record: Record, source_has_needs: bool) -> str | None:
         return numbers + (f" ({record.reason})" if record.reason else "")
     if not source_has_needs or record.needs is None or record.devices is None:
         return "refused, and names no need that could refuse it"
+    from labkit.devices.inventory import DeviceSet  # brings torch, seconds that few runs need
+    from labkit.devices.needs import need_from_json
+
     if need_from_json(record.needs).refusal(DeviceSet.from_json(record.devices)) is None:
         return f"refused, though its devices support {record.needs}"
     return None

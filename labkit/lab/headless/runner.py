@@ -97,8 +97,8 @@ def execute(settings: Settings, out: TextIO = sys.stdout) -> int:
         0 when all passed, 1 when any did not, 128 + the number of the signal that stopped it.
 
     Raises:
-        ValueError: nothing to run as asked.
-        OSError: the run folder cannot be written, or another command runs in it.
+        ValueError: nothing to run as asked, or another command runs in the run folder.
+        OSError: the run folder cannot be written.
     """
     chosen = settings.chosen()
     settings.run.mkdir(parents=True, exist_ok=True)

@@ -81,8 +81,11 @@ def only_run(folder: Path) -> Iterator[None]:
     """Hold the run folder, so that two commands do not mix their results in it.
 
     Raises:
-        BlockingIOError: another command runs in it.
+        ValueError: another command runs in it.
     """
     with open(folder / ".lock", "w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(f"another command runs in {folder}; wait for it or stop it") from None
         yield

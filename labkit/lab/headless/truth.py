@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path
 
 import nbformat
 from nbformat import NotebookNode
 
+LAST_WORD = threading.RLock()  # a thread that ends the process holds it: no other saves any more
 WIDGET_STATE = "application/vnd.jupyter.widget-state+json"
 
 
@@ -59,9 +61,10 @@ def record_failure_in_file(path: Path, source: NotebookNode, name: str, message:
 
 def save(notebook: NotebookNode, path: Path) -> None:
     """Write the notebook so that a kill leaves the old file or the new one, never half of it."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    partial.write_text(nbformat.writes(notebook), encoding="utf-8")
-    partial.replace(path)
+    with LAST_WORD:
+        partial = path.with_name(f".{path.name}.{os.getpid()}")
+        partial.write_text(nbformat.writes(notebook), encoding="utf-8")
+        partial.replace(path)
 
 
 def code_cells(notebook: NotebookNode) -> list[NotebookNode]:

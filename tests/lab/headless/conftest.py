@@ -2,6 +2,7 @@
 
 import io
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -13,10 +14,12 @@ import psutil
 import pytest
 from nbformat.v4 import new_code_cell, new_notebook
 
+import labkit
+from labkit.lab.headless import state
 from labkit.lab.headless.runner import Settings, execute
 
 PARAMETERS = 'PRESET = "tiny"\nDEVICES = "auto"\nRUN = ""'
-ROOT = Path(__file__).parents[3]
+PACKAGE = Path(labkit.__file__).parent
 
 
 def cell(source, *tags):
@@ -29,7 +32,8 @@ class Series:
 
     run_name = "tiny-auto"
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder: Path, root: Path):
+        self.root = root
         self.notebooks, self.build = folder / "notebooks", folder / "build"
         self.notebooks.mkdir()
         self.run_folder = self.build / self.run_name
@@ -59,7 +63,7 @@ class Series:
         labkit = [sys.executable, "-m", "labkit", "execute", "--notebooks", str(self.notebooks)]
         return subprocess.Popen(
             [*command, *labkit, "--build", str(self.build), *options],
-            cwd=ROOT,
+            cwd=self.root,
             env={**os.environ, "LABKIT_TEST": self.token},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -89,14 +93,23 @@ class Series:
         return nbformat.read(self.run_folder / f"{name}.ipynb", as_version=4)
 
 
+@pytest.fixture(scope="session")
+def root(tmp_path_factory):
+    """A copy of labkit, so that edits while the tests run do not count as changes."""
+    root = tmp_path_factory.mktemp("root")
+    shutil.copytree(PACKAGE, root / "labkit", ignore=shutil.ignore_patterns("__pycache__"))
+    return root
+
+
 @pytest.fixture
-def series(tmp_path):
-    return Series(tmp_path)
+def series(tmp_path, root, monkeypatch):
+    monkeypatch.setattr(state, "PACKAGE", root / "labkit")
+    return Series(tmp_path, root)
 
 
 @pytest.fixture(scope="session")
-def make_series():
-    return Series
+def make_series(root):
+    return lambda folder: Series(folder, root)
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -1,4 +1,4 @@
-"""One run over notebooks that go wrong in every way known; then each verdict, and each saved file."""
+"""One run over notebooks that go wrong in every way known: each verdict, each saved file."""
 
 import re
 from dataclasses import dataclass, field
