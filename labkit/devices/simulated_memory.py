@@ -1,4 +1,11 @@
-"""What simulated devices hold and what moves between them: the ledger that the tensors write."""
+"""The simulated devices of this process: which there are, what they hold, what moves between them.
+
+They are ``lazy:0``, ``lazy:1``, ...: torch knows the device type ``lazy`` everywhere and runs
+nothing on it. No other type serves. The autograd engine asks every type but ``cpu``, ``meta`` and
+``lazy`` for a device guard, which Python can supply for a single device only; ``meta`` has kernels
+of its own; and ``privateuseone`` under a new name becomes ``torch.accelerator`` for the whole
+process.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +14,30 @@ from dataclasses import dataclass
 from weakref import WeakValueDictionary
 
 import torch
+
+SIMULATED = "lazy"
+
+_ordinals: list[int] = []
+
+
+def ensure_ordinals(count: int) -> None:
+    """Let there be at least ``count`` simulated devices."""
+    _ordinals.extend(range(len(_ordinals), count))
+
+
+def simulated_index(device: torch.device) -> int | None:
+    """Ordinal of a simulated device, None for any other device.
+
+    Raises:
+        RuntimeError: there is no such simulated device.
+    """
+    if device.type != SIMULATED:
+        return None
+    index = device.index or 0
+    if index not in _ordinals:
+        there = f"{SIMULATED}:0 to {SIMULATED}:{len(_ordinals) - 1}"
+        raise RuntimeError(f"invalid device ordinal: {device}; the simulated devices are {there}")
+    return index
 
 
 @dataclass(frozen=True)
@@ -74,3 +105,6 @@ class Ledger:
     def _add(self, index: int, num_bytes: int) -> None:
         self._live_bytes[index] += num_bytes
         self._peak_bytes[index] = max(self._peak_bytes[index], self._live_bytes[index])
+
+
+LEDGER = Ledger()  # of all tensors on simulated devices, as torch.cuda keeps one

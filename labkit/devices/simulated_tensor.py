@@ -1,40 +1,22 @@
-"""A tensor that lives on a simulated device: real values and gradients, computed by the CPU.
-
-The devices are ``lazy:0``, ``lazy:1``, ...: torch knows the device type ``lazy`` everywhere and
-runs nothing on it. No other type serves. The autograd engine asks every type but ``cpu``, ``meta``
-and ``lazy`` for a device guard, which Python can supply for a single device only; ``meta`` has
-kernels of its own; and ``privateuseone`` under a new name becomes ``torch.accelerator`` for the
-whole process.
-"""
+"""A tensor on a simulated device: real values and gradients, computed by the CPU."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
-from functools import cache
-from types import ModuleType
 
 import torch
 import torch.nn.functional as F
 
-from labkit.devices.simulated_memory import Ledger
+from labkit.devices.simulated_memory import LEDGER, SIMULATED, simulated_index
 
-SIMULATED = "lazy"
 HOST = torch.device("cpu")
-LEDGER = Ledger()
 
 aten = torch.ops.aten
 ASSIGN_DATA = torch.Tensor.data.__set__
 
 # these take indices from the host, as on a real accelerator
 TAKES_HOST_INDICES = {"aten::index", "aten::index_put", "aten::index_put_"}
-
-# factories whose CPU kernel allocates; all others (zeros, randn, full ...) start from these
-FACTORIES = (
-    "empty.memory_format", "empty_strided", "arange", "arange.start", "arange.start_step", "eye",
-    "eye.m", "linspace", "logspace", "randperm", "randperm.generator", "tril_indices",
-    "triu_indices",
-)  # fmt: skip
 
 
 class SimulatedTensor(torch.Tensor):
@@ -103,7 +85,7 @@ class SimulatedTensor(torch.Tensor):
         twin = SimulatedTensor(self._host.clone(), self.device.index)
         if isinstance(self, torch.nn.Parameter):
             twin = torch.nn.Parameter(twin, self.requires_grad)
-        memo[id(self)] = twin.requires_grad_(self.requires_grad)
+        twin.requires_grad_(self.requires_grad)
         twin.grad = copy.deepcopy(self.grad, memo)
         return twin
 
@@ -184,11 +166,10 @@ def _named_tensors(func, args: tuple, kwargs: dict) -> list[tuple[str, torch.Ten
 
 
 def _common_index(func, inputs: list[tuple[str, torch.Tensor]]) -> int:
-    """Index of the one device of all inputs.
+    """Index of the one device of all inputs; a CPU tensor without dimensions may join anywhere.
 
     Raises:
-        RuntimeError: the inputs lie on several devices; torch's own words. A CPU tensor without
-            dimensions may take part anywhere.
+        RuntimeError: the inputs lie on several devices.
     """
     first = None
     for name, tensor in inputs:
@@ -199,12 +180,20 @@ def _common_index(func, inputs: list[tuple[str, torch.Tensor]]) -> int:
             continue
         first = first or device
         if device != first:
-            raise RuntimeError(
-                "Expected all tensors to be on the same device, but found at least two devices, "
-                f"{first} and {device}! (when checking argument for argument {name} in "
-                f"method {func._schema.name})"
-            )
+            raise _mismatch(func, name, device, first)
     return first.index
+
+
+def _mismatch(func, name: str, device: torch.device, first: torch.device) -> RuntimeError:
+    """The error in torch's words: of its elementwise loop, or of the check before other kernels."""
+    if torch.Tag.pointwise in func.tags:
+        found = f"found at least two devices, {first} and {device}!"
+    else:
+        found = (
+            f"got {name} is on {device}, different from other tensors on {first} "
+            f"(when checking argument in method {func._schema.name})"
+        )
+    return RuntimeError(f"Expected all tensors to be on the same device, but {found}")
 
 
 def _move(func, args: tuple, kwargs: dict) -> torch.Tensor:
@@ -214,20 +203,17 @@ def _move(func, args: tuple, kwargs: dict) -> torch.Tensor:
     kwargs.pop("non_blocking", None)  # nothing overlaps here
     index = simulated_index(target)
     host = func(tensor._host, **kwargs, device=target if index is None else None)
-    LEDGER.record_transfer(tensor.device, target, host.nbytes)
-    return host if index is None else SimulatedTensor(host, index)
+    moved = host if index is None else SimulatedTensor(host, index)
+    LEDGER.record_transfer(tensor.device, moved.device, host.nbytes)
+    return moved
 
 
-def _copy_into(func, args: tuple, kwargs: dict) -> torch.Tensor:
+def copy_into(func, args: tuple, kwargs: dict) -> torch.Tensor:
     """``aten::copy_``: the one operator whose tensors may lie on two devices."""
     target, source, *_ = args
     _host_of(target).copy_(_host_of(source))
     LEDGER.record_transfer(source.device, target.device, target.nbytes)
     return target
-
-
-def _copy_from(source: torch.Tensor, target: torch.Tensor, non_blocking: bool = False):
-    return _copy_into(aten.copy_.default, (target, source), {})
 
 
 def _read_scalar(func, args: tuple, kwargs: dict):
@@ -239,7 +225,7 @@ def _read_scalar(func, args: tuple, kwargs: dict):
 
 SPECIAL: dict[torch._ops.OpOverload, Callable] = {
     aten._to_copy.default: _move,
-    aten.copy_.default: _copy_into,
+    aten.copy_.default: copy_into,
     aten._local_scalar_dense.default: _read_scalar,
 }
 
@@ -258,49 +244,3 @@ def _attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False
             query, key, value, dropout_p, is_causal, attn_mask=attn_mask, scale=options.get("scale")
         )
     return output
-
-
-_ordinals: list[int] = []  # of the simulated devices of this process
-
-
-def simulated_index(device: torch.device) -> int | None:
-    """Ordinal of a simulated device, None for any other device.
-
-    Raises:
-        RuntimeError: there is no such simulated device.
-    """
-    if device.type != SIMULATED:
-        return None
-    index = device.index or 0
-    if index not in _ordinals:
-        there = f"{SIMULATED}:0 to {SIMULATED}:{len(_ordinals) - 1}"
-        raise RuntimeError(f"invalid device ordinal: {device}; the simulated devices are {there}")
-    return index
-
-
-def ensure_devices(count: int) -> None:
-    """Make ``lazy:0`` to ``lazy:<count - 1>`` usable in this process; those there remain."""
-    _register_kernels()
-    _ordinals.extend(range(len(_ordinals), count))
-
-
-@cache
-def _register_kernels() -> torch.library.Library:
-    """Let torch create tensors on simulated devices; the library lives as long as the process."""
-    library = torch.library.Library("aten", "IMPL")
-    for name in FACTORIES:
-        base, _, overload = name.partition(".")
-        library.impl(name, _factory(getattr(getattr(aten, base), overload or "default")), "Lazy")
-    # torch.tensor(..., device=) copies below __torch_dispatch__
-    library.impl("_copy_from", _copy_from, "Lazy")
-    # torch.utils.checkpoint looks the device type up here; it needs no function of it
-    torch._register_device_module(SIMULATED, ModuleType(f"torch.{SIMULATED}"))
-    return library
-
-
-def _factory(func) -> Callable[..., SimulatedTensor]:
-    def create(*args, device: torch.device, **kwargs) -> SimulatedTensor:
-        index = simulated_index(device)
-        return SimulatedTensor(func(*args, device=HOST, **kwargs), index)
-
-    return create

@@ -156,7 +156,8 @@ def test_tensors_of_two_devices_do_not_meet(pair, left, right):
 
 def test_input_left_on_the_wrong_device_names_the_argument(pair):
     layer = nn.Linear(2, 2).to(pair[1])
-    with pytest.raises(RuntimeError, match="argument mat1 in method aten::addmm"):
+    words = "but got mat1 is on lazy:0, different from other tensors on lazy:1 .* aten::addmm"
+    with pytest.raises(RuntimeError, match=words):
         layer(torch.ones(1, 2, device=pair[0]))
 
 
@@ -229,7 +230,7 @@ def test_transfers_are_exact_with_the_gradient_on_its_way_back(pair):
 def test_staying_on_a_device_is_no_transfer(pair):
     x = torch.ones(3, device=pair[0])
     assert x.to(pair[0]) is x
-    assert x.to(torch.int64).device == pair[0]
+    assert x.to(torch.int64).device == x.to("lazy").device == pair[0]
     x.copy_(x.clone())
     assert transfers() == ()
 
@@ -260,12 +261,19 @@ def test_copy_between_devices_is_logged_with_the_bytes_of_the_target(pair):
         lambda device: torch.zeros(2, device=device) + torch.tensor([0, 1], device=device),
         lambda device: torch.ones(1, device=device).new_tensor([0, 1]),
         lambda device: torch.ones_like(torch.ones(2), device=device).cumsum(0) - 1,
+        lambda device: torch.ones_like(torch.ones(2, device="lazy:0"), device=device).cumsum(0) - 1,
         lambda device: torch.tensor([0, 1]).to(torch.ones(1, device=device)),
     ],
 )
 def test_factories_take_the_device(pair, make):
     x = make(pair[1])
     assert x.device == pair[1] and x.tolist() == [0, 1]
+
+
+def test_a_tensor_like_a_simulated_one_can_be_made_elsewhere(pair):
+    x = torch.ones(2, device=pair[0])
+    assert type(torch.zeros_like(x, device="cpu")) is torch.Tensor
+    assert torch.empty_like(x, device="meta").device.type == "meta"
 
 
 def test_tensors_print_their_device(pair):
@@ -357,6 +365,7 @@ def test_assigning_data_replaces_values_shape_and_device(pair):
         lambda x: x.unsqueeze_(0),
         lambda x: x.resize_(3, 4),
         lambda x: x.set_(torch.ones(4, device=x.device)),
+        lambda x: x.set_(torch.ones(9, device=x.device)[:6].view(2, 3)),
         lambda x: torch.add(x, 1, out=torch.empty(0, device=x.device)),
         lambda x: x.new_ones(2) @ x,  # squeeze_ inside
         lambda x: torch.vmap(torch.sum)(x),
@@ -389,7 +398,7 @@ def test_ordinal_out_of_range_says_what_is_there(pair, use):
 def test_fewer_devices_are_the_first_of_those_there(pair):
     x = torch.ones(1, device=devices(3, "cpu")[2])
     assert devices(1, "cpu") == [pair[0]]
-    assert (x + 1).device == torch.device("lazy", 2)
+    assert (x + torch.ones(1, device="lazy:2")).tolist() == [2.0]
 
 
 def test_no_device_and_unknown_kinds_are_errors():
