@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,6 +11,7 @@ import zmq
 
 from labkit.devices.rank_kernels import Death, RankKernel
 from labkit.devices.rank_output import RankOutput
+from labkit.devices.stop_button import StopButton
 
 TICK_S = 0.05  # how often deaths, the stop button and C++ output are looked at
 SIGNAL_AGAIN_S = 1.0  # a rank that had not yet begun its cell ignores the first SIGINT
@@ -54,28 +54,6 @@ class RankResult:
     @property
     def failed(self) -> bool:
         return bool(self.ename) or self.death is not None
-
-
-class StopButton:
-    """Counts SIGINTs instead of raising KeyboardInterrupt in the middle of a message.
-
-    In a thread other than the main one Python delivers no signals: then it counts nothing.
-    """
-
-    def __enter__(self) -> StopButton:
-        self.presses = 0
-        self._is_main = threading.current_thread() is threading.main_thread()
-        if self._is_main:
-            self._previous = signal.signal(signal.SIGINT, self._press)
-        return self
-
-    def _press(self, number, frame) -> None:
-        self.presses += 1
-
-    def __exit__(self, *error) -> None:
-        if self._is_main:
-            previous = signal.default_int_handler if self._previous is None else self._previous
-            signal.signal(signal.SIGINT, previous)
 
 
 class Pending:
@@ -126,7 +104,8 @@ class CellRun:
     """One execution on several ranks; ``finish`` returns when every rank has ended it.
 
     It ends in bounded time after the first failure or press of the stop button: the ranks that
-    still run are interrupted, then killed.
+    still run are interrupted, then killed. To be used while the button is being watched, so that
+    no KeyboardInterrupt can part the request from its end.
     """
 
     def __init__(
@@ -136,9 +115,10 @@ class CellRun:
         output: RankOutput,
         silent: bool = False,
         patience: Patience = FOR_A_CELL,
+        button: StopButton | None = None,
     ) -> None:
         self.output, self.patience, self._silent = output, patience, silent
-        self.stopped = False
+        self._button = button
         self._began_at = time.monotonic()
         self._trouble_at: float | None = None
         self._signalled_at: list[float] = []
@@ -152,13 +132,11 @@ class CellRun:
 
     def finish(self) -> dict[int, RankResult]:
         """Wait for every rank; never raises for what happens on a rank."""
-        with StopButton() as button:
-            while waiting := self._waiting():
-                self._take_messages(TICK_S)
-                self._take_logs()
-                self._note_deaths(waiting)
-                self._press_on(waiting, button)
-            self.stopped = button.presses > 0
+        while waiting := self._waiting():
+            self._take_messages(TICK_S)
+            self._take_logs()
+            self._note_deaths(waiting)
+            self._press_on(waiting)
         self._take_logs()
         self.output.end()
         return {rank: pending.result for rank, pending in self._pending.items()}
@@ -194,10 +172,10 @@ class CellRun:
                 pending.result.ended_s = time.time() - NOTICED_LATE_S
                 pending.result.operation = "" if self._silent else death.operation
 
-    def _press_on(self, waiting: list[Pending], button: StopButton) -> None:
+    def _press_on(self, waiting: list[Pending]) -> None:
         """Interrupt, and later kill, the ranks that hold up the end."""
         now = time.monotonic()
-        stop_at = self._stop_at(now, button)
+        stop_at = self._stop_at(now)
         if stop_at is None or now < stop_at:
             return
         first = self._signalled_at[0] if self._signalled_at else now
@@ -207,8 +185,8 @@ class CellRun:
             self._signalled_at.append(now)
             self._interrupt(waiting)
 
-    def _stop_at(self, now: float, button: StopButton) -> float | None:
-        if button.presses:
+    def _stop_at(self, now: float) -> float | None:
+        if self._button and self._button.presses:
             return now
         if self._trouble_at is None and any(p.result.failed for p in self._pending.values()):
             self._trouble_at = now

@@ -80,6 +80,7 @@ class RankKernel:
         self.process = self._launch(folder, environment)
         self._log = open(self.log_path, "rb")
         self._killed = False
+        self._death: Death | None = None
 
     def _launch(self, folder: Path, environment: dict[str, str]) -> subprocess.Popen:
         boot = {
@@ -136,11 +137,11 @@ class RankKernel:
     def death(self) -> Death | None:
         """None while the process lives. Children that a dead rank left behind are ended."""
         code = self.process.poll()
-        if code is None:
-            return None
-        self.signal(signal.SIGKILL)
-        operation = self._crash_place() or self.last_operation()
-        return Death(code, self.log_tail(), operation, self._killed)
+        if code is not None and self._death is None:
+            self.signal(signal.SIGKILL)  # once: later the number may be another's
+            operation = self._crash_place() or self.last_operation()
+            self._death = Death(code, self.log_tail(), operation, self._killed)
+        return self._death
 
     def _crash_place(self) -> str:
         try:
@@ -161,7 +162,8 @@ class RankKernel:
 
     def kill(self) -> None:
         self._killed = True
-        self.signal(signal.SIGKILL)
+        if self._death is None:
+            self.signal(signal.SIGKILL)
 
     def close(self) -> None:
         """Kill the process and close the channels."""
@@ -177,14 +179,14 @@ def start_kernels(
     folder: Path,
     context: zmq.Context,
     environment: Callable[[int], dict[str, str]],
-) -> list[RankKernel]:
+) -> dict[int, RankKernel]:
     """Start the processes of all ranks; none is left behind when one cannot be started."""
-    kernels: list[RankKernel] = []
+    kernels: dict[int, RankKernel] = {}
     try:
         for rank in range(count):
-            kernels.append(RankKernel(rank, folder, context, environment(rank)))
+            kernels[rank] = RankKernel(rank, folder, context, environment(rank))
     except BaseException:
-        for kernel in kernels:
+        for kernel in kernels.values():
             kernel.close()
         raise
     return kernels

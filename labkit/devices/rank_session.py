@@ -19,6 +19,7 @@ from labkit.devices.rank_errors import RankError, RanksInterrupted, failure_repo
 from labkit.devices.rank_kernels import RankKernel, start_kernels
 from labkit.devices.rank_output import RankOutput
 from labkit.devices.rank_values import load
+from labkit.devices.stop_button import StopButton
 
 # A new process group takes 20 ms; a rank that cannot join one is interrupted after this long.
 FOR_A_NEW_GROUP = Patience(grace_s=0.5, kill_s=5, deadline_s=20)
@@ -67,25 +68,26 @@ class RankSession:
         self._owner = os.getpid()
         self._context = zmq.Context()
         self._generation = -1  # of the process group
-        try:
-            started = start_kernels(
-                settings.count, self.folder, self._context, settings.environment
-            )
-            self.kernels.update(enumerate(started))
-            self._join()
-        except BaseException:
-            self.close()
-            raise
+        with StopButton() as button:
+            try:
+                self.kernels.update(
+                    start_kernels(settings.count, self.folder, self._context, settings.environment)
+                )
+                self._join(button)
+            except BaseException:
+                self.close()
+                raise
 
     def close(self) -> None:
         """End all ranks and remove their folder. Safe to call twice."""
         if os.getpid() != self._owner:
             return  # a forked child of the notebook does not own the ranks
-        for kernel in self.kernels.values():
-            kernel.close()
-        self.kernels.clear()
-        self._context.term()
-        shutil.rmtree(self.folder, ignore_errors=True)
+        with StopButton():  # heard afterwards
+            for kernel in self.kernels.values():
+                kernel.close()
+            self.kernels.clear()
+            self._context.term()
+            shutil.rmtree(self.folder, ignore_errors=True)
 
     def call(
         self,
@@ -93,17 +95,18 @@ class RankSession:
         function: str,
         arguments: Mapping[int, tuple],
         patience: Patience = FOR_A_CELL,
-    ) -> tuple[CellRun, dict[int, RankResult]]:
+        button: StopButton | None = None,
+    ) -> dict[int, RankResult]:
         """Call a function of this package on ranks, out of the reader's sight.
 
         Args:
-            module: of ``labkit.devices``.
+            module: one of ``labkit.devices``.
             arguments: by rank; of types whose ``repr`` is their source.
+            button: heard where given; a recovery takes its bounded time.
         """
         target = f"__import__('labkit.devices.{module}', fromlist=['{module}']).{function}"
         codes = {rank: f"{target}(*{args!r})" for rank, args in arguments.items()}
-        run = CellRun(self.kernels, codes, RankOutput(), silent=True, patience=patience)
-        return run, run.finish()
+        return CellRun(self.kernels, codes, RankOutput(), True, patience, button).finish()
 
     def recover(self) -> str:
         """After a failure: give the living ranks a new process group; says what the reader does.
@@ -113,17 +116,17 @@ class RankSession:
         if any(kernel.death() for kernel in self.kernels.values()):
             return RESTART
         stale = self._stale_names()
-        _, results = self.call("rank_side", "rejoin", self._places(), FOR_A_NEW_GROUP)
+        results = self.call("rank_side", "rejoin", self._places(), FOR_A_NEW_GROUP)
         if any(result.failed for result in results.values()):
             return f"no new process group could be made: {failure_report(results)}\n{RESTART}"
         again = f"; make these again before use: {', '.join(stale)}" if stale else ""
         return f"variables are kept and the process group is new{again}"
 
-    def _join(self) -> None:
+    def _join(self, button: StopButton) -> None:
         limit_s = self.settings.start_timeout_s
         patience = Patience(grace_s=0.5, kill_s=0, deadline_s=limit_s)
-        run, results = self.call("rank_side", "join", self._places(), patience)
-        if run.stopped:
+        results = self.call("rank_side", "join", self._places(), patience, button)
+        if button.presses:
             raise RanksInterrupted("stopped while the ranks started; no process was left behind")
         causes, late = split_failures(results.values())
         if causes:
@@ -151,7 +154,7 @@ class RankSession:
     def _stale_names(self) -> list[str]:
         files = {rank: self.folder / f"value{rank}" for rank in self.kernels}
         arguments = {rank: (str(file),) for rank, file in files.items()}
-        _, results = self.call("rank_stale", "save_names", arguments, FOR_A_NEW_GROUP)
+        results = self.call("rank_stale", "save_names", arguments, FOR_A_NEW_GROUP)
         found = [load(files[rank], "stale names") for rank in files if not results[rank].failed]
         return sorted(set().union(*found))
 

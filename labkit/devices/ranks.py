@@ -20,6 +20,7 @@ from labkit.devices.rank_errors import (
 from labkit.devices.rank_output import RankOutput
 from labkit.devices.rank_session import RESTART, RankSession, RankSettings
 from labkit.devices.rank_values import dump, load
+from labkit.devices.stop_button import StopButton
 
 _current: weakref.ref[Ranks] | None = None
 
@@ -144,12 +145,12 @@ class Ranks:
         ranks = self._chosen("only", only)
         output = RankOutput(None if show is None else self._chosen("show", show))
         check_syntax(code)
-        with self._lock:
+        with self._lock, StopButton() as button:
             self._require_alive(range(self.count))
-            run = CellRun(self._session.kernels, dict.fromkeys(ranks, code), output)
-            results = run.finish()
-            if run.stopped or any(result.failed for result in results.values()):
-                self._raise(run, results)
+            codes = dict.fromkeys(ranks, code)
+            results = CellRun(self._session.kernels, codes, output, button=button).finish()
+            if button.presses or any(result.failed for result in results.values()):
+                self._raise(results, button)
 
     def pull(self, expression: str, only: Iterable[int] | None = None) -> dict[int, object]:
         """Values of an expression on the ranks, by rank; tensors come detached, on the CPU.
@@ -159,11 +160,11 @@ class Ranks:
             ValueError: its value cannot be unpickled here.
         """
         ranks = self._chosen("only", only)
-        with self._lock:
+        with self._lock, StopButton() as button:
             self._require_alive(ranks)
             files = {rank: self._session.folder / f"value{rank}" for rank in ranks}
             arguments = {rank: (expression, str(file)) for rank, file in files.items()}
-            self._call(f"pull({expression!r})", "save", arguments)
+            self._call(f"pull({expression!r})", "save", arguments, button)
             return {rank: load(file, f"pull({expression!r})") for rank, file in files.items()}
 
     def push(self, only: Iterable[int] | None = None, **values: object) -> None:
@@ -175,11 +176,11 @@ class Ranks:
         """
         ranks = self._chosen("only", only)
         what = f"push({', '.join(values)})"
-        with self._lock:
+        with self._lock, StopButton() as button:
             self._require_alive(ranks)
             file = self._session.folder / "pushed"
             file.write_bytes(dump(values, what))
-            self._call(what, "define", {rank: (str(file),) for rank in ranks})
+            self._call(what, "define", {rank: (str(file),) for rank in ranks}, button)
 
     # -- guards and failures ------------------------------------------------------------------
 
@@ -197,18 +198,20 @@ class Ranks:
         if lines:
             raise RankError("\n".join([*lines, RESTART]))
 
-    def _call(self, what: str, function: str, arguments: dict[int, tuple]) -> None:
-        run, results = self._session.call("rank_values", function, arguments)
+    def _call(
+        self, what: str, function: str, arguments: dict[int, tuple], button: StopButton
+    ) -> None:
+        results = self._session.call("rank_values", function, arguments, button=button)
         failed = [result for result in results.values() if result.failed]
-        if run.stopped or any(result.death or result.interrupted for result in failed):
-            self._raise(run, results)
+        if button.presses or any(result.death or result.interrupted for result in failed):
+            self._raise(results, button)
         if failed:  # an expression that fails leaves the process group in order
             raise RankError(call_report(what, failed), results)
 
-    def _raise(self, run: CellRun, results: dict[int, RankResult]) -> None:
+    def _raise(self, results: dict[int, RankResult], button: StopButton) -> None:
         """Leave the ranks ready for the next cell where they can be, and report the failure."""
         ready = self._session.recover()
-        if run.stopped:
+        if button.presses:
             raise RanksInterrupted(f"{stop_report(results)}\n{ready}")
         raise RankError(f"{failure_report(results)}\n{ready}", results)
 
