@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from IPython.display import display
+
 from labkit.devices.needs import Need, need_to_json
 from labkit.lab.results import Record
 from labkit.lab.session import Lab, current_lab
@@ -100,8 +102,8 @@ def claim(
     needs: Need | None = None,
     provenance: str = "",
     hint: str = "",
-) -> Verdict:
-    """Check a sentence against a number, and record it either way.
+) -> None:
+    """Check a sentence against a number, record it either way, and show the verdict.
 
     Args:
         sentence: the claim's id, a literal, as the prose states it.
@@ -145,10 +147,10 @@ def claim(
     )
     if status == "failed":
         raise ClaimFailed(text + (f"\n  likely reason: {hint}" if hint else ""))
-    return Verdict(status, f"{sentence}: {reason}" if reason else text)
+    display(Verdict(status, f"{sentence}: {reason}" if reason else text))
 
 
-def predict(sentence: str, value: float, unit: str = "") -> Verdict:
+def predict(sentence: str, value: float, unit: str = "") -> None:
     """Write a prediction down before the run; the claim of the same sentence scores it.
 
     Args:
@@ -159,7 +161,7 @@ def predict(sentence: str, value: float, unit: str = "") -> Verdict:
     value = plain(value)
     lab.predictions[sentence] = value
     lab.record(Record(lab.notebook, sentence, "prediction", value, unit, provenance="predicted"))
-    return Verdict("predicted", f"{sentence}: {shown(value, unit)}")
+    display(Verdict("predicted", f"{sentence}: {shown(value, unit)}"))
 
 
 def measurement(name: str, value: float | None, unit: str = "", *, provenance: str = "") -> None:

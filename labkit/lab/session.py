@@ -6,6 +6,9 @@ import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import torch
+
+from labkit.devices.backends import backend
 from labkit.devices.inventory import DeviceSet, choose_devices
 from labkit.lab import results
 from labkit.lab.results import Record
@@ -37,6 +40,16 @@ class Lab:
     @property
     def provenance(self) -> str:
         return self.devices.provenance
+
+    def bind(self, index: int = 0) -> torch.device:
+        """Use device ``index`` in this process, and return it.
+
+        On the CPU one device is one core, so that one, two and four of them can be compared:
+        torch gets one thread.
+        """
+        if self.devices.kind == "cpu":
+            torch.set_num_threads(1)
+        return backend(self.devices.kind).bind(self.devices.devices[index].index)
 
     def record(self, record: Record) -> None:
         """Complete ``record`` with what the run knows, and append it to the results file.

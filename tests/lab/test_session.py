@@ -1,4 +1,5 @@
 import pytest
+import torch
 
 from labkit.lab import results, session
 from labkit.lab.claims import claim
@@ -22,3 +23,12 @@ def test_an_unknown_preset_lists_those_there_are(tmp_path):
 def test_the_lab_shows_what_it_runs_on(tmp_path):
     lab = session.start("99_test", devices="cpu", count=2, run=str(tmp_path))
     assert "99_test" in lab._repr_html_() and "measured:cpu" in lab._repr_html_()
+
+
+def test_one_cpu_device_is_one_core(tmp_path):
+    threads = torch.get_num_threads()
+    try:
+        lab = session.start("99_test", devices="cpu", count=2, run=str(tmp_path))
+        assert lab.bind(1) == torch.device("cpu") and torch.get_num_threads() == 1
+    finally:
+        torch.set_num_threads(threads)
