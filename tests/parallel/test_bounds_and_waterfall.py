@@ -71,6 +71,14 @@ def test_one_microbatch_through_uneven_stages_is_its_own_bound():
     assert lower_bounds(naive(2), costs).one_microbatch_s == 16
 
 
+def test_the_way_of_one_microbatch_is_that_of_the_cheapest():
+    costs = StepCosts(lambda action: 1.0 + action.microbatch)
+    bounds = lower_bounds(gpipe(2, 3), costs)
+    assert bounds.one_microbatch_s == 4
+    # rank 1: 1 before, its own 2 (1 + 2 + 3), 1 behind; in truth the last one behind costs 3
+    assert bounds.busiest_rank_s == 14 <= replay(gpipe(2, 3), costs).step_time_s
+
+
 def test_the_optimizer_of_the_first_stage_comes_behind_the_last_gradient():
     costs = StepCosts({"F": 1.0, "B": 1.0}, optimizer_s=(4.0, 1.0))
     assert lower_bounds(naive(2), costs).busiest_rank_s == 8

@@ -59,6 +59,14 @@ def test_messages_on_one_link_queue_and_those_on_two_links_do_not():
     assert spans_of(three, 1, ("transfer",))[0] == "send F0 5-8"  # while F1 comes in, 4 to 7
 
 
+def test_one_rank_sends_forwards_and_backwards_at_the_same_time():
+    """Rank 1 of 3 under 1F1B: B0's gradient travels 9.5 to 11, F2's activation 10.5 to 12."""
+    run = replay(one_f_one_b(3, 4), StepCosts({"F": 1.0, "B": 1.0}, transfer_s=1.5))
+    streams = {s.label: (s.stream, s.start_s) for s in run.timeline.spans if s.rank == 1}
+    assert streams["send B0"] == ("link 1 to 0", 9.5)
+    assert streams["send F2"] == ("link 1 to 2", 10.5)  # not 11
+
+
 def test_a_sender_that_waits_computes_nothing_meanwhile():
     run = replay(gpipe(2, 2), StepCosts({"F": 1.0, "B": 1.0}, transfer_s=0.5, sender_waits=True))
     assert spans_of(run, 0, ("forward",)) == ["F0 0-1", "F1 1.5-2.5"]

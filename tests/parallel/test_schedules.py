@@ -120,6 +120,8 @@ def test_a_size_below_one_is_refused(build):
 def test_microbatches_that_make_no_rounds_are_refused_with_the_nearest_legal_counts():
     with pytest.raises(ValueError, match="num_microbatches=11 .* 2 equal rounds .*=10 or 12"):
         interleaved_one_f_one_b(4, 11)
+    with pytest.raises(ValueError, match="num_microbatches=13 .* 3 equal rounds .*=12 or 15"):
+        interleaved_one_f_one_b(4, 13)
 
 
 def test_an_action_on_the_wrong_rank_is_refused_by_name():
