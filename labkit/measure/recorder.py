@@ -55,16 +55,14 @@ class Recorder(TorchDispatchMode):
         self.storages = LiveStorages(f"virtual device {self.rank}", capacity_bytes)
         self._classes: dict[Any, OperatorClass] = {}
         self._opened_by_profiler: list[ExitStack] = []
+        self._regions: dict[Region, int] = {NO_REGION: 0}
+        self._region = 0
+        self._stream = "compute"
         self._start_anew()
 
     def _start_anew(self) -> None:
         self._events: list[Event] = []
-        self._regions: dict[Region, int] = {NO_REGION: 0}
-        self._region = 0
-        self._stream = "compute"
         self._unknown: Counter[str] = Counter()
-        self._host_s = 0.0
-        self._left_at = thread_time()
         self.storages.peak_bytes = self.storages.bytes
 
     def hold(self, *things: object) -> None:
@@ -118,7 +116,6 @@ class Recorder(TorchDispatchMode):
 
     def __enter__(self) -> Recorder:
         _watch_resizes(self)
-        self._left_at = thread_time()
         return super().__enter__()
 
     def __exit__(self, *exception: object) -> None:
@@ -133,7 +130,6 @@ class Recorder(TorchDispatchMode):
                 return NotImplemented  # the subclass turns it into plain operators, seen then
         kwargs = _NO_KWARGS if kwargs is None else kwargs
         entered = thread_time()
-        self._host_s += entered - self._left_at
         bytes_before = self.storages.bytes
         result = func(*args, **kwargs)
         own_s = thread_time() - entered
@@ -143,7 +139,6 @@ class Recorder(TorchDispatchMode):
             self._note_operator(func, args, kwargs, result, own_s)
         if self.storages.bytes > bytes_before:
             self.storages.check_capacity(func._schema.name, bytes_before)
-        self._left_at = thread_time()
         return result
 
     def _note_operator(
@@ -154,7 +149,6 @@ class Recorder(TorchDispatchMode):
             its = self._classes[func] = classify(func)
         outputs = flat_tensors(result)
         if its.free:
-            self._host_s += own_s
             if func.namespace == "profiler":
                 self._follow_profiler(its.name, args)
             for tensor in outputs:
@@ -170,7 +164,7 @@ class Recorder(TorchDispatchMode):
             self._unknown[its.name] += 1
         number = self.storages.number
         flops = its.flops(*args, **kwargs, out_val=result) if its.flops else 0
-        self._append(
+        self._events.append(
             Event(
                 "compute",
                 its.name,
@@ -182,7 +176,6 @@ class Recorder(TorchDispatchMode):
                 self._region,
                 stream=self._stream,
                 own_s=own_s,
-                host_s=self._host_s,
             )
         )
 
@@ -191,15 +184,9 @@ class Recorder(TorchDispatchMode):
     ) -> None:
         event = communication.event_of(func, args, kwargs, result, self.storages.number)
         if event is not None:
-            self._append(
-                event._replace(
-                    region=self._region, stream=self._stream, own_s=own_s, host_s=self._host_s
-                )
+            self._events.append(
+                event._replace(region=self._region, stream=self._stream, own_s=own_s)
             )
-
-    def _append(self, event: Event) -> None:
-        self._events.append(event)
-        self._host_s = 0.0
 
     def _follow_profiler(self, name: str, args: tuple) -> None:
         """Open and close regions with the ``record_function`` labels that torch itself sets."""

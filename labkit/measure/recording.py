@@ -27,7 +27,6 @@ class Event(NamedTuple):
         blocking: the program goes on only after the collective has ended.
         stream: ``compute``, or ``communication`` for what FSDP2 puts on streams of its own.
         own_s: this thread's CPU seconds inside the operator, by ``time.thread_time``.
-        host_s: CPU seconds of the program between the event before and this one.
     """
 
     kind: str
@@ -43,7 +42,6 @@ class Event(NamedTuple):
     blocking: bool = False
     stream: str = "compute"
     own_s: float = 0.0
-    host_s: float = 0.0
 
 
 class Region(NamedTuple):
@@ -54,6 +52,18 @@ class Region(NamedTuple):
 
 
 NO_REGION = Region("", "compute")
+
+
+class CpuSeconds(NamedTuple):
+    """CPU seconds of one unrecorded step on this rank.
+
+    Attributes:
+        main: of the thread that runs the program.
+        others: of all other threads of the process: those that move gloo's messages.
+    """
+
+    main: float
+    others: float
 
 
 @dataclass(frozen=True)
@@ -67,6 +77,7 @@ class Recording:
         peak_bytes: most bytes alive at once, by storage: whatever was held, plus what came alive.
         unknown_operators: name -> count of operators without a FLOP formula that are not known to
             be bound by memory either; they cost their bytes.
+        cpu_s: what the same piece took unrecorded, where that was measured.
 
     Raises:
         ValueError: an event has an unknown kind or region.
@@ -77,6 +88,7 @@ class Recording:
     regions: tuple[Region, ...]
     peak_bytes: int
     unknown_operators: dict[str, int]
+    cpu_s: CpuSeconds | None = None
 
     def __post_init__(self) -> None:
         for event in self.events:

@@ -29,7 +29,13 @@ from labkit.measure.virtual_program import OperatorCost, Program
 
 
 def modelled_cost(event: Event, profile: Profile) -> float:
-    """Seconds of an operator by the profile: launch + max(FLOPs / peak, bytes / bandwidth)."""
+    """Seconds that an event keeps its device busy, by the profile.
+
+    An operator: launch + max(FLOPs / peak, bytes / bandwidth); a message or collective: the
+    message overhead; a wait: nothing.
+    """
+    if event.kind != "compute":
+        return 0.0 if event.kind == "wait" else profile.message_overhead_s
     return profile.operator_s(event.flops, event.num_bytes, event.dtype)
 
 
@@ -41,7 +47,7 @@ def play(
     Args:
         recordings: one per rank, in any order.
         machine: its device i runs rank i.
-        cost: seconds of an operator on a profile.
+        cost: seconds that an event keeps a device of a profile busy.
 
     Raises:
         ValueError: the machine has fewer devices than ranks, or a rank comes twice.
@@ -57,7 +63,7 @@ class VirtualClock:
 
     Args:
         machine: its device i runs rank i.
-        cost: seconds of an operator on a profile.
+        cost: seconds that an event keeps a device of a profile busy.
     """
 
     def __init__(self, machine: Machine, cost: OperatorCost = modelled_cost) -> None:
@@ -110,10 +116,8 @@ class VirtualClock:
         """Run operators and the communication after them; False if the rank got to none."""
         while program.event is not None and program.blocker() is None:
             event = program.begin()
-            if event.kind == "compute":
-                program.occupy(event, self._cost(event, program.profile))
-            elif event.kind != "wait":
-                program.occupy(event, program.profile.message_overhead_s)
+            program.occupy(event, self._cost(event, program.profile))
+            if event.kind in ("send", "recv", "collective"):
                 self._network.communicate(program, event)
                 return True
         return False
