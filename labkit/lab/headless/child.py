@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 import threading
 import time
@@ -64,6 +65,7 @@ def watch_parent(job: Job) -> None:
         time.sleep(0.5)
     with truth.LAST_WORD:
         Family(job.mark).kill()
+        shutil.rmtree(Path(job.progress).parent, ignore_errors=True)
         source = nbformat.read(job.source, as_version=4)
         truth.record_failure_in_file(
             Path(job.target), source, "Interrupted", "the command that ran the notebooks was killed"

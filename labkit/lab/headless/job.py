@@ -8,7 +8,11 @@ from dataclasses import asdict, dataclass
 
 @dataclass(frozen=True)
 class Job:
-    """One notebook to run. Paths are absolute; ``parent`` is the pid that must stay alive."""
+    """One notebook to run. Paths are absolute.
+
+    ``progress``: file for ``cell/cells``, in a folder for things of this run only; ``mark``: what
+    its processes carry in their environment; ``parent``: pid of the process that must stay alive.
+    """
 
     source: str
     target: str
