@@ -28,6 +28,8 @@ def register_factories() -> torch.library.Library:
     for name in FACTORIES:
         base, _, overload = name.partition(".")
         library.impl(name, _factory(getattr(getattr(aten, base), overload or "default")), "Lazy")
+    # autograd's zeros that need no memory: here they are ordinary ones
+    library.impl("_efficientzerotensor", _factory(aten.zeros.default), "Lazy")
     # torch.tensor(..., device=) copies below __torch_dispatch__
     library.impl("_copy_from", _copy_from, "Lazy")
     # torch.utils.checkpoint looks the device type up here; it needs no function of it

@@ -144,7 +144,8 @@ def _wrap(value, given: dict[int, SimulatedTensor], index: int):
         return value
     tensor = given.get(id(value))  # an in-place operator returns its argument
     if tensor is None:
-        return SimulatedTensor(value, index)
+        # conj() sets a bit on the host's tensor, which torch would look for on the wrapper
+        return SimulatedTensor(value.resolve_conj().resolve_neg(), index)
     _follow_host(tensor)
     return tensor
 

@@ -138,6 +138,19 @@ def test_grouped_query_attention_agrees_with_the_cpu(pair):
     torch.testing.assert_close(got, run(q, kv, kv))
 
 
+def test_complex_numbers_and_unused_gradients_agree_with_the_cpu(pair):
+    def run(device):
+        x = torch.tensor([1.0, 2.0, -3.0], device=device, requires_grad=True)
+        z = torch.fft.hfft(torch.complex(x, x.flip(0))) + torch.view_as_real(
+            torch.complex(x, x).conj().resolve_conj()
+        ).sum() + x.sgn().sum()  # fmt: skip
+        z.square().sum().backward()
+        return z.detach().cpu(), x.grad.cpu()
+
+    for got, wanted in zip(run(pair[0]), run("cpu"), strict=True):
+        torch.testing.assert_close(got, wanted)
+
+
 def test_gradient_of_a_cpu_leaf_comes_back_to_the_cpu(pair):
     x = torch.tensor([1.0, 2.0], requires_grad=True)
     (x.to(pair[0]) * 3).to(pair[1]).sum().backward()
