@@ -15,7 +15,8 @@ than on the CPU, and tensors elsewhere in the process cost nothing more.
 Known differences from a GPU: bytes are those of the storages, without the allocator's rounding to
 512 and without a kernel's scratch memory; a module that moves back to the CPU gets new Parameter
 objects. Refused with an error: ``torch.save`` of a tensor that is not on the CPU, autocast, fused
-optimizers, generators on the device, sparse tensors. ``torch.compile`` runs the program uncompiled, with warnings.
+optimizers, generators on the device, sparse tensors. ``torch.compile`` runs
+the program uncompiled, with warnings.
 """
 
 from __future__ import annotations
