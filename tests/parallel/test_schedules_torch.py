@@ -17,6 +17,7 @@ from torch.distributed.pipelining import (
     ScheduleInterleavedZeroBubble,
     ScheduleZBVZeroBubble,
 )
+from torch.distributed.pipelining.schedules import _Action, _PipelineScheduleRuntime
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from labkit.parallel.schedules import Action, gpipe, interleaved_one_f_one_b, one_f_one_b
@@ -101,9 +102,21 @@ def test_zero_bubble_v_is_torchs_plan(p, m):
     assert orders(zero_bubble_v(p, m)) == plan
 
 
-def test_torch_reads_our_spelling_of_an_action():
-    from torch.distributed.pipelining.schedules import _Action
+@pytest.mark.parametrize("p, m", [*SIZES, (4, 1), (4, 3), (3, 7)])
+@pytest.mark.parametrize("build", [gpipe, one_f_one_b, zero_bubble, zero_bubble_v])
+def test_torchs_runtime_finds_a_place_for_every_message_of_our_schedules(build, p, m):
+    schedule = build(p, m)
+    with fake_group(0, p):
+        stages = [make_stage(s, schedule.num_stages) for s in schedule.stages_of_rank(0)]
+        runtime = _PipelineScheduleRuntime(stages, m, loss_fn=nn.MSELoss())
+        order = {r: [_Action.from_str(str(a)) for a in o] for r, o in enumerate(schedule.actions)}
+        runtime._prepare_schedule_with_comms(order)
+        lowered = runtime.pipeline_order_with_comms
+    computed = [[str(a) for a in lowered[r] if a.is_compute_op] for r in range(p)]
+    assert computed == orders(schedule)
 
+
+def test_torch_reads_our_spelling_of_an_action():
     for kind in "FBIW":
         parsed = _Action.from_str(str(Action(12, kind, 3)))
         assert (parsed.stage_index, parsed.computation_type.value, parsed.microbatch_index) == (
