@@ -136,7 +136,7 @@ TEXT_OF_CELL = (
 )
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def server(tmp_path_factory) -> Iterator[Server]:
     """JupyterLab on a free port of this machine alone, with no settings but its own."""
     if CHROMIUM is None:
@@ -196,9 +196,13 @@ def wait_for_server(address: str, process: psutil.Popen, log: Path) -> None:
     pytest.fail(f"JupyterLab did not start in {START_LIMIT_S} s:\n{log.read_text()[-2000:]}")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def page(tmp_path_factory) -> Iterator[Page]:
-    """One page of a Chromium with a profile of its own."""
+    """One page of a Chromium with a profile of its own.
+
+    Playwright keeps an event loop running as long as it lives: no longer than its own tests, or
+    asyncio.run fails in the others.
+    """
     with sync_playwright() as playwright:
         context = playwright.chromium.launch_persistent_context(
             tmp_path_factory.mktemp("chromium"),
