@@ -7,13 +7,15 @@ from dataclasses import dataclass
 from labkit.devices.inventory import DeviceSet, choose_devices
 from labkit.devices.needs import KnownPeak, Need, Timing
 
+CLAIMS = ("numbers and gradients", "wall-clock time", "MFU")
+
 
 @dataclass(frozen=True)
 class Support:
     """What a notebook about ``devices.count`` devices may claim here.
 
     Attributes:
-        refusals: reason by claim, None where the claim is supported.
+        refusals: reason by entry of ``CLAIMS``, None where the claim is supported.
     """
 
     devices: DeviceSet
@@ -23,6 +25,6 @@ class Support:
 def support_for(count: int, requested: str = "auto") -> Support:
     """Choose ``count`` devices as a notebook would, and ask every kind of need of them."""
     devices = choose_devices(requested, count)
-    needs: dict[str, Need] = {"wall-clock time": Timing(count), "MFU": KnownPeak()}
-    reasons = {name: need.refusal(devices) for name, need in needs.items()}
-    return Support(devices, {"numbers and gradients": None, **reasons})
+    needs: tuple[Need | None, ...] = (None, Timing(count), KnownPeak())
+    reasons = [need.refusal(devices) if need else None for need in needs]
+    return Support(devices, dict(zip(CLAIMS, reasons, strict=True)))
