@@ -15,12 +15,15 @@ class Link:
         bandwidth_bytes_per_s: of one direction, > 0.
         latency_s: what an empty message takes, >= 0.
         source: where the figures come from; assumptions are called so.
+        rendezvous: a message leaves only when its receiver has posted, as over gloo; else it may
+            leave before.
     """
 
     name: str
     bandwidth_bytes_per_s: float
     latency_s: float
     source: str
+    rendezvous: bool = False
 
     def __post_init__(self) -> None:
         _need_positive(self.name, "bandwidth_bytes_per_s", self.bandwidth_bytes_per_s)

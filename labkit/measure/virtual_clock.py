@@ -6,7 +6,7 @@ The rules:
   time that was measured, see ``calibration``);
 - sending, receiving and joining a collective cost the device the profile's message overhead;
 - a message leaves when its data is ready and its direction of the link is free, and holds the link
-  for latency + bytes / bandwidth; it leaves whether or not the receiver has posted (eager);
+  for latency + bytes / bandwidth; on a rendezvous link its receiver must have posted, too;
 - an operator that touches a storage with received data in it waits until they have arrived; one
   that overwrites a storage still being sent waits until it has left;
 - a collective starts when its last member arrives and the group and the ring's links are free,

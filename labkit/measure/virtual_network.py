@@ -16,15 +16,13 @@ class ProgramMismatchError(RuntimeError):
     """The ranks' programs do not fit together: a deadlock, or sizes or operations that differ."""
 
 
-class _Sent(NamedTuple):
-    end_s: float
-    num_bytes: int
+class _Half(NamedTuple):
+    """One end of a message: what is known when it is sent, or when its receive is posted."""
 
-
-class _Posted(NamedTuple):
+    event: Event
+    ready_s: float
     arrival: Arrival
-    num_bytes: int
-    from_s: float
+    region: str
 
 
 class _Joined(NamedTuple):
@@ -50,8 +48,8 @@ class Network:
 
     def _start_anew(self) -> None:
         self.spans: list[Span] = []
-        self._sent: dict[tuple, deque[_Sent]] = defaultdict(deque)
-        self._posted: dict[tuple, deque[_Posted]] = defaultdict(deque)
+        self._sent: dict[tuple, deque[_Half]] = defaultdict(deque)
+        self._posted: dict[tuple, deque[_Half]] = defaultdict(deque)
         self._joined: dict[tuple[int, ...], list[dict[int, _Joined]]] = defaultdict(list)
         self._turns: dict[tuple[int, tuple[int, ...]], int] = defaultdict(int)
 
@@ -78,30 +76,47 @@ class Network:
         )
 
     def _send(self, program: Program, event: Event) -> None:
-        source, target = program.rank, event.ranks[0]
-        start_s = max(program.data_ready_s(event), self._link_free_s[source, target])
-        end_s = start_s + self.machine.link(source, target).transfer_s(event.num_bytes)
-        self._link_free_s[source, target] = end_s
-        program.leaving(event, end_s)
+        key = (program.rank, event.ranks[0], event.tag)
+        departure = Arrival(f"its message to rank {key[1]} with tag {event.tag} to leave")
         region = program.recording.region_of(event).label
-        label = f"{region} to {target}" if region else f"to {target}"
-        stream = f"link {source}->{target}"
-        self.spans.append(Span(source, start_s, end_s, label, "transfer", stream))
-        key = (source, target, event.tag)
+        sent = _Half(event, program.data_ready_s(event), departure, region)
+        program.leaving(event, departure)
+        if not self.machine.link(*key[:2]).rendezvous:
+            self._transfer(key, sent, sent.ready_s)
         if self._posted[key]:
-            _deliver(key, _Sent(end_s, event.num_bytes), self._posted[key].popleft())
+            self._meet(key, sent, self._posted[key].popleft())
         else:
-            self._sent[key].append(_Sent(end_s, event.num_bytes))
+            self._sent[key].append(sent)
 
     def _receive(self, program: Program, event: Event) -> None:
         key = (event.ranks[0], program.rank, event.tag)
         arrival = Arrival(f"a message from rank {key[0]} with tag {event.tag}")
+        posted = _Half(event, program.data_ready_s(event), arrival, "")
         program.expect(event, arrival)
-        posted = _Posted(arrival, event.num_bytes, program.data_ready_s(event))
         if self._sent[key]:
-            _deliver(key, self._sent[key].popleft(), posted)
+            self._meet(key, self._sent[key].popleft(), posted)
         else:
             self._posted[key].append(posted)
+
+    def _transfer(self, key: tuple, sent: _Half, ready_s: float) -> None:
+        source, target, _ = key
+        start_s = max(ready_s, self._link_free_s[source, target])
+        end_s = start_s + self.machine.link(source, target).transfer_s(sent.event.num_bytes)
+        self._link_free_s[source, target] = sent.arrival.time_s = end_s
+        label = f"{sent.region} to {target}" if sent.region else f"to {target}"
+        stream = f"link {source}->{target}"
+        self.spans.append(Span(source, start_s, end_s, label, "transfer", stream))
+
+    def _meet(self, key: tuple, sent: _Half, posted: _Half) -> None:
+        if sent.event.num_bytes != posted.event.num_bytes:
+            raise ProgramMismatchError(
+                f"rank {key[0]} sends {sent.event.num_bytes} bytes with tag {key[2]} to rank "
+                f"{key[1]}, which receives {posted.event.num_bytes}; gloo would fill a part and "
+                "say nothing"
+            )
+        if sent.arrival.time_s is None:
+            self._transfer(key, sent, max(sent.ready_s, posted.ready_s))
+        posted.arrival.time_s = max(sent.arrival.time_s, posted.ready_s)
 
     def _join(self, program: Program, event: Event) -> None:
         members, rank = event.ranks, program.rank
@@ -136,20 +151,10 @@ class Network:
         stream = f"ring {','.join(map(str, members))}"
         for rank, member in joined.items():
             member.arrival.time_s = end_s
-            member.program.leaving(member.event, end_s)
+            member.program.leaving(member.event, member.arrival)
             if len(members) > 1:
                 label = f"{member.region} {kind}".strip()
                 self.spans.append(Span(rank, start_s, end_s, label, "collective", stream))
-
-
-def _deliver(key: tuple, sent: _Sent, posted: _Posted) -> None:
-    if sent.num_bytes != posted.num_bytes:
-        source, target, tag = key
-        raise ProgramMismatchError(
-            f"rank {source} sends {sent.num_bytes} bytes with tag {tag} to rank {target}, which "
-            f"receives {posted.num_bytes}; gloo would fill a part and say nothing"
-        )
-    posted.arrival.time_s = max(sent.end_s, posted.from_s)
 
 
 def _check_same(turn: int, joined: dict[int, _Joined]) -> None:

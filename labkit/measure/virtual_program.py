@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from labkit.devices.profiles import Profile
@@ -38,7 +38,7 @@ class Program:
     _side_now_s: float = 0.0  # the communication stream's clock
     _written_s: dict[int, float] = field(default_factory=dict)  # by storage, compute stream only
     _arriving: dict[int, list[Arrival]] = field(default_factory=dict)  # by storage
-    _leaving_s: dict[int, float] = field(default_factory=dict)  # by storage
+    _leaving: dict[int, list[Arrival]] = field(default_factory=dict)  # by storage
     _posted: list[Arrival] = field(default_factory=list)
     _held_up_by: Arrival | None = None  # a collective that the program waits for
     _open: list | None = None  # start, end, label, kind of the span being merged
@@ -60,13 +60,21 @@ class Program:
         """An arrival of unknown time that the next event needs; None if it may start."""
         if self._held_up_by is not None and self._held_up_by.time_s is None:
             return self._held_up_by
-        if not self._arriving or self.event is None:
-            return None
-        for storage in _touched(self.event):
-            for arrival in self._arriving.get(storage, ()):
+        if self.event is not None:
+            for arrival in self._awaited(self.event):
                 if arrival.time_s is None:
                     return arrival
         return None
+
+    def _awaited(self, event: Event) -> Iterator[Arrival]:
+        """What must have arrived in, or left, the storages that the event touches."""
+        if self._arriving:
+            # a receive only posts: it reads nothing, and may follow another into one storage
+            for storage in event.reads if event.kind == "recv" else event.reads + event.writes:
+                yield from self._arriving.get(storage, ())
+        if self._leaving:
+            for storage in event.writes:
+                yield from self._leaving.get(storage, ())
 
     def begin(self) -> Event:
         """Take the next event, which nothing blocks; operators wait here for what they touch."""
@@ -79,7 +87,7 @@ class Program:
             self._side_now_s = self.data_ready_s(event)
         elif event.kind in ("compute", "wait"):
             self.now_s = self.data_ready_s(event)
-            for storage in _touched(event):
+            for storage in event.reads + event.writes:
                 self._arriving.pop(storage, None)
         return event
 
@@ -88,14 +96,7 @@ class Program:
         ready_s = self.now_s
         if event.stream == "communication":
             ready_s = max(self._side_now_s, *(self._written_s.get(s, 0.0) for s in event.reads), 0)
-        if self._arriving:
-            for storage in _touched(event):
-                for arrival in self._arriving.get(storage, ()):
-                    ready_s = max(ready_s, arrival.time_s)
-        if self._leaving_s:
-            for storage in event.writes:
-                ready_s = max(ready_s, self._leaving_s.get(storage, 0.0))
-        return ready_s
+        return max([ready_s, *(arrival.time_s for arrival in self._awaited(event))])
 
     def occupy(self, event: Event, cost_s: float) -> None:
         """Keep the event's stream busy; work of one region without a gap becomes one span."""
@@ -136,11 +137,11 @@ class Program:
         if event.blocking and event.stream == "compute":
             self._held_up_by = arrival
 
-    def leaving(self, event: Event, end_s: float) -> None:
-        """The event's read storages must not be overwritten before ``end_s``."""
-        self._posted.append(Arrival(event.name, end_s))
+    def leaving(self, event: Event, departure: Arrival) -> None:
+        """The event's read storages must not be overwritten before ``departure``."""
+        self._posted.append(departure)
         for storage in event.reads:
-            self._leaving_s[storage] = max(end_s, self._leaving_s.get(storage, 0.0))
+            self._leaving.setdefault(storage, []).append(departure)
 
     def close(self) -> Arrival | None:
         """End the recording when all that it posted has ended; returns what never does."""
@@ -151,8 +152,3 @@ class Program:
                 return arrival
             self.now_s = max(self.now_s, arrival.time_s)
         return None
-
-
-def _touched(event: Event) -> tuple[int, ...]:
-    # a receive only posts: what it will overwrite is the network's concern
-    return event.reads if event.kind == "recv" else event.reads + event.writes

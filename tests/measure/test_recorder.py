@@ -228,7 +228,7 @@ def test_a_recording_pickles_and_the_recorded_program_is_unchanged():
 
 def test_a_receive_from_anyone_cannot_be_timed_and_says_so():
     operator = torch.ops.c10d.recv_any_source_.default
-    with pytest.raises(NotImplementedError, match="recv_any_source_ cannot be timed.*with a source"):
+    with pytest.raises(NotImplementedError, match="recv_any_source_ cannot be timed"):
         communication.event_of(operator, ([], None, 0), {}, None, lambda tensor: 0)
 
 

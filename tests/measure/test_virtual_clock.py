@@ -1,4 +1,4 @@
-"""Hand-made recordings on a toy machine: 1 FLOP takes 1 s, 1 byte on the link 1 s, latency 0.5 s."""
+"""Hand-made recordings on a toy machine: a FLOP takes 1 s, a byte on the wire 1 s, latency 0.5 s."""
 
 from dataclasses import replace
 
@@ -311,3 +311,17 @@ def test_collective_times_follow_the_ring_formulas():
         assert collective_s(kind, 8, members, FOUR) == seconds, kind
     with pytest.raises(ValueError, match="'all_think' is unknown"):
         collective_s("all_think", 8, members, FOUR)
+
+
+def test_over_a_rendezvous_link_a_message_leaves_when_its_receiver_has_posted():
+    meeting = uniform_machine("meeting", TOY, replace(WIRE, rendezvous=True), 2)
+    ranks = [
+        recording(0, send(1, 1), operator(1, (), (1,))),
+        recording(1, operator(3, (1,)), receive(0, 7), operator(1, (7,))),
+    ]
+    timeline = play(ranks, meeting)
+    assert ends(timeline, kind="transfer") == [3 + 2.5]
+    assert ends(timeline, rank=1, kind="compute") == [3.0, 6.5]
+    assert ends(timeline, rank=0, kind="compute") == [6.5]  # overwrites what was sent
+    with pytest.raises(ProgramMismatchError, match="rank 0 .* its message to rank 1"):
+        play([ranks[0], recording(1)], meeting)

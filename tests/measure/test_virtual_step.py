@@ -1,4 +1,4 @@
-"""Whatever engine runs the layer, its step records and plays: real gloo ranks, torch's own engines."""
+"""Whatever engine runs the layer, its step records and plays: torch's own, on real gloo ranks."""
 
 import pickle
 import threading
