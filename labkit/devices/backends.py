@@ -128,12 +128,14 @@ def accelerator_kind() -> str | None:
 
 
 def backend(kind: str) -> Backend:
-    """The back end of that kind.
+    """The back end of that kind; virtual GPUs are executed by the CPU's.
 
     Raises:
         ValueError: ``kind`` is neither ``cpu`` nor the accelerator of this machine.
     """
     here = accelerator_kind()
+    if kind == "virtual":
+        kind = "cpu"
     if kind not in ("cpu", here):
         choices = "cpu" if here is None else f"cpu or {here}"
         raise ValueError(f"kind={kind!r}: torch {torch.__version__} can use {choices} here")

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 import psutil
 
 from labkit.devices.backends import accelerator_kind, backend
+from labkit.devices.machines import machine
 
 # Dense peak without sparsity, FLOP/s, from the vendor's data sheets. A card that is not listed has
 # no known peak: MFU is then refused, not guessed.
@@ -19,10 +20,12 @@ PEAK_FLOPS = {
     "NVIDIA H200": {"float32": 67.0e12, "bfloat16": 989.5e12},
 }
 
+DEFAULT_MACHINE = "lab"  # the lab's narrow model shows the ratios of a wide one on A6000 cards
+
 
 @dataclass(frozen=True)
 class Device:
-    """One device: a GPU, or one process of a CPU run.
+    """One device: a GPU, one process of a CPU run, or a virtual GPU.
 
     ``uuid``, ``memory_bytes`` and ``peak_flops`` (FLOP/s by dtype name) are None where unknown.
     """
@@ -42,10 +45,12 @@ class DeviceSet:
     Args:
         devices: at least one.
         physical_cores: of the host; timing on ``cpu`` counts only up to that many ranks.
+        machine: of virtual GPUs, the name for ``labkit.devices.machines.machine``.
     """
 
     devices: tuple[Device, ...]
     physical_cores: int
+    machine: str | None = None
 
     def __post_init__(self) -> None:
         kinds = sorted({device.kind for device in self.devices})
@@ -63,19 +68,20 @@ class DeviceSet:
     @property
     def provenance(self) -> str:
         """Label of every number that these devices yield, such as ``measured:cpu``."""
-        return f"measured:{self.kind}"
+        return f"virtual:{self.machine}" if self.machine else f"measured:{self.kind}"
 
     def first(self, count: int) -> DeviceSet:
         """The first ``count`` devices, for comparing with fewer."""
         if not 1 <= count <= self.count:
             raise ValueError(f"count={count} must lie within 1..{self.count}, the devices here")
-        return DeviceSet(self.devices[:count], self.physical_cores)
+        return DeviceSet(self.devices[:count], self.physical_cores, self.machine)
 
     def to_json(self) -> dict:
         return {
             "kind": self.kind,
             "count": self.count,
             "physical_cores": self.physical_cores,
+            "machine": self.machine,
             "devices": [asdict(device) for device in self.devices],
         }
 
@@ -83,7 +89,9 @@ class DeviceSet:
     def from_json(data: dict) -> DeviceSet:
         """Inverse of ``to_json``."""
         return DeviceSet(
-            tuple(Device(**device) for device in data["devices"]), data["physical_cores"]
+            tuple(Device(**device) for device in data["devices"]),
+            data["physical_cores"],
+            data["machine"],
         )
 
 
@@ -91,8 +99,9 @@ def choose_devices(requested: str = "auto", count: int = 1) -> DeviceSet:
     """The devices for a notebook that wants ``count``.
 
     Args:
-        requested: ``auto`` takes the accelerators where there are ``count`` of them, else CPU
-            processes; ``cpu`` or the name of an accelerator (``cuda``) insists.
+        requested: ``auto`` takes the accelerators where there are ``count`` of them, else virtual
+            GPUs; ``cpu``, the name of an accelerator (``cuda``), ``virtual`` or
+            ``virtual:<machine>`` insists.
         count: number of devices, >= 1.
 
     Raises:
@@ -104,18 +113,34 @@ def choose_devices(requested: str = "auto", count: int = 1) -> DeviceSet:
     here = accelerator_kind()
     there = backend(here).count() if here else 0
     if requested == "auto":
-        requested = here if here and there >= count else "cpu"
+        requested = here if here and there >= count else "virtual"
+    kind, _, machine_name = requested.partition(":")
+    if kind == "virtual":
+        return virtual_devices(machine_name or DEFAULT_MACHINE, count)
     if requested == "cpu":
-        devices = [_cpu_device(index) for index in range(count)]
-    elif requested == here and there >= count:
-        devices = [_accelerator_device(requested, index) for index in range(count)]
-    else:
-        found = f"{there} of kind {here}" if here else "no accelerator"
-        raise ValueError(
-            f"DEVICES={requested!r} with count={count}: this machine has {found} "
-            f"and {physical_cores()} CPU cores; choose DEVICES=cpu or DEVICES=auto"
-        )
-    return DeviceSet(tuple(devices), physical_cores())
+        return DeviceSet(tuple(_cpu_device(i) for i in range(count)), physical_cores())
+    if requested == here and there >= count:
+        devices = tuple(_accelerator_device(requested, index) for index in range(count))
+        return DeviceSet(devices, physical_cores())
+    found = f"{there} of kind {here}" if here else "no accelerator"
+    raise ValueError(
+        f"DEVICES={requested!r} with count={count}: this machine has {found} "
+        f"and {physical_cores()} CPU cores; choose DEVICES=auto, virtual or cpu"
+    )
+
+
+def virtual_devices(machine_name: str, count: int) -> DeviceSet:
+    """Virtual GPUs of a named machine: executed by CPU processes, timed by its profiles.
+
+    Raises:
+        ValueError: the machine is unknown; the message lists those there are.
+    """
+    modelled = machine(machine_name, count)
+    devices = tuple(
+        Device("virtual", i, profile.name, None, profile.memory_bytes, dict(profile.peak_flops))
+        for i, profile in enumerate(modelled.profiles)
+    )
+    return DeviceSet(devices, physical_cores(), machine_name)
 
 
 def physical_cores() -> int:

@@ -67,8 +67,24 @@ def _run_clean_notebooks(options: argparse.Namespace) -> int:
     return 0
 
 
+def _doctor(subcommands) -> None:
+    command = subcommands.add_parser(
+        "doctor", help="say which devices are here and what they may claim"
+    )
+    command.add_argument("--devices", default="auto", help="auto, cpu, cuda or virtual")
+    command.set_defaults(run=_run_doctor)
+
+
+def _run_doctor(options: argparse.Namespace) -> int:
+    from labkit.lab.machine_tables import devices_table, support_table, versions_table
+
+    for table in (devices_table(options.devices), support_table(options.devices), versions_table()):
+        print(table, end="\n\n")
+    return 0
+
+
 # A new subcommand is one more function here; it imports what it runs only when it runs.
-SUBCOMMANDS: tuple[Callable, ...] = (_execute, _report, _clean_notebooks)
+SUBCOMMANDS: tuple[Callable, ...] = (_execute, _report, _doctor, _clean_notebooks)
 
 
 def _add_folders(

@@ -6,6 +6,7 @@ from labkit.devices.inventory import physical_cores
 from labkit.devices.support import CLAIMS, Support, support_for
 from labkit.lab.results import versions
 from labkit.lab.tables import Table
+from labkit.parallel.placement_view import readable_bytes
 
 COUNTS = (1, 2, 4)
 
@@ -25,7 +26,7 @@ def _device_cells(support: Support | str) -> list[str]:
     first, memory = found.devices[0], found.devices[0].memory_bytes
     return [
         f"{found.count} × {first.name}",
-        "unknown" if memory is None else f"{memory / 2**30:.1f} GiB",
+        "unknown" if memory is None else readable_bytes(memory),
         first.uuid or "none: it is no GPU",
         found.provenance,
     ]
@@ -41,7 +42,10 @@ def support_table(requested: str = "auto") -> Table:
 
 
 def _answer(support: Support | str, claims: str) -> str:
-    return support if isinstance(support, str) else support.refusals[claims] or "supported"
+    if isinstance(support, str):
+        return support
+    modelled = support.devices.kind == "virtual" and claims != CLAIMS[0]
+    return support.refusals[claims] or ("supported, modelled" if modelled else "supported")
 
 
 def versions_table() -> Table:

@@ -47,9 +47,10 @@ class Lab:
         On the CPU one device is one core, so that one, two and four of them can be compared:
         torch gets one thread.
         """
-        if self.devices.kind == "cpu":
+        its = backend(self.devices.kind)
+        if not its.is_accelerator:
             torch.set_num_threads(1)
-        return backend(self.devices.kind).bind(self.devices.devices[index].index)
+        return its.bind(self.devices.devices[index].index)
 
     def record(self, record: Record) -> None:
         """Complete ``record`` with what the run knows, and append it to the results file.
@@ -84,23 +85,34 @@ _current: Lab | None = None  # a notebook's claims need no argument: one kernel 
 
 
 def start(
-    notebook: str, *, preset: str = "tiny", devices: str = "auto", count: int = 1, run: str = ""
+    notebook: str,
+    *,
+    preset: str = "tiny",
+    devices: str = "auto",
+    count: int = 1,
+    run: str = "",
+    wall_clock: bool = False,
 ) -> Lab:
     """Open the lab of a notebook; its claims and predictions then go to its results file.
 
     Args:
         notebook: the notebook's stem.
         preset: tiny, workshop or workstation.
-        devices: auto, cpu or the name of an accelerator (cuda).
+        devices: what ``choose_devices`` takes: auto, cpu, cuda, virtual, virtual:<machine>.
         count: how many devices the notebook is about.
         run: folder of the run; empty when a person runs it, then ``build/interactive``.
+        wall_clock: the notebook is about measured time, so that where it would get virtual GPUs it
+            takes CPU processes, and says so in every number's provenance.
 
     Raises:
         ValueError: unknown preset, or devices that are not there.
     """
     global _current
     folder = Path(run) if run else repository_root() / "build" / "interactive"
-    lab = Lab(notebook, preset, choose_devices(devices, count), folder)
+    chosen = choose_devices(devices, count)
+    if wall_clock and chosen.kind == "virtual":
+        chosen = choose_devices("cpu", count)
+    lab = Lab(notebook, preset, chosen, folder)
     _check_preset(lab)
     path = folder / results.FILE_NAME
     if not run:  # by hand a notebook is run again and again: keep the latest run's records

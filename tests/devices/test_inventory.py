@@ -30,7 +30,7 @@ def no_gpu(monkeypatch):
     [
         ("auto", 1, "cuda"),
         ("auto", 2, "cuda"),
-        ("auto", 4, "cpu"),
+        ("auto", 4, "virtual"),
         ("cuda", 2, "cuda"),
         ("cpu", 2, "cpu"),
     ],
@@ -38,11 +38,11 @@ def no_gpu(monkeypatch):
 def test_auto_takes_accelerators_only_where_there_are_enough(two_gpus, requested, count, kind):
     found = choose_devices(requested, count)
     assert (found.kind, found.count) == (kind, count)
-    assert found.provenance == f"measured:{kind}"
+    assert found.provenance == ("virtual:lab" if kind == "virtual" else f"measured:{kind}")
 
 
 def test_asking_for_more_gpus_than_there_are_says_what_is_there_and_what_to_choose(two_gpus):
-    with pytest.raises(ValueError, match="'cuda' with count=4.*2 of kind cuda.*DEVICES=cpu"):
+    with pytest.raises(ValueError, match="'cuda' with count=4.*2 of kind cuda.*DEVICES=auto"):
         choose_devices("cuda", 4)
 
 
@@ -107,3 +107,21 @@ def test_the_cpu_counts_no_memory_instead_of_answering_zero():
 def test_a_back_end_that_is_not_here_is_named():
     with pytest.raises(ValueError, match="kind='warp'"):
         backends.backend("warp")
+
+
+def test_virtual_gpus_are_those_of_a_named_machine_and_know_its_peak(no_gpu):
+    found = choose_devices("virtual:a6000-nvlink", 4)
+    assert found.provenance == "virtual:a6000-nvlink" and found.machine == "a6000-nvlink"
+    assert found.devices[3].memory_bytes == 48 << 30
+    assert found.devices[3].peak_flops["float32"] == 38.7e12
+    assert DeviceSet.from_json(json.loads(json.dumps(found.to_json()))) == found
+    assert found.first(2).machine == "a6000-nvlink"
+
+
+def test_an_unknown_virtual_machine_lists_those_there_are(no_gpu):
+    with pytest.raises(ValueError, match="'b9000'.*a6000-pcie"):
+        choose_devices("virtual:b9000", 2)
+
+
+def test_virtual_gpus_are_executed_by_the_cpu():
+    assert backends.backend("virtual") == backends.backend("cpu")

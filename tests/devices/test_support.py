@@ -8,5 +8,5 @@ def test_four_cpu_ranks_on_two_cores_may_claim_numbers_but_no_time(monkeypatch):
     monkeypatch.setattr(support, "choose_devices", lambda requested, count: four)
     refusals = support_for(4).refusals
     assert refusals["numbers and gradients"] is None
-    assert "4 CPU ranks share 2 physical cores" in refusals["wall-clock time"]
+    assert "4 CPU ranks share 2 physical cores" in refusals["time"]
     assert "no published float32 peak" in refusals["MFU"]

@@ -32,3 +32,9 @@ def test_one_cpu_device_is_one_core(tmp_path):
         assert lab.bind(1) == torch.device("cpu") and torch.get_num_threads() == 1
     finally:
         torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("wall_clock, kind", [(False, "virtual"), (True, "cpu")])
+def test_a_notebook_about_measured_time_never_runs_on_virtual_gpus(tmp_path, wall_clock, kind):
+    lab = session.start("99_test", devices="virtual", run=str(tmp_path), wall_clock=wall_clock)
+    assert lab.devices.kind == kind
