@@ -138,14 +138,14 @@ class Execution:
         return None
 
     def _job(self, notebook: nbformat.NotebookNode, mark: str, scratch: Path) -> Job:
-        own = notebook.metadata.get("labkit", {}).get("timeout_s")
+        own = source.promises(notebook).timeout_s
         return Job(
             source=str(self.path),
             target=str(self.target),
             progress=str(scratch / "progress"),
             parameters=self.parameters,
             cell_timeout_s=self.settings.cell_timeout_s,
-            notebook_timeout_s=float(own or self.settings.notebook_timeout_s),
+            notebook_timeout_s=own or self.settings.notebook_timeout_s,
             mark=mark,
             parent=os.getpid(),
         )

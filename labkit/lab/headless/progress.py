@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from shutil import get_terminal_size
 from typing import TextIO
 
 PLAIN_EVERY_S = 15.0
@@ -37,7 +38,7 @@ class Progress:
         self.last_shown = now
         line = self._line(f"cell {cell}" if cell else "starting the kernel")
         if self.moves:
-            self.stream.write(f"\r{line[:119]}\033[K")
+            self.stream.write(f"\r{line[: get_terminal_size().columns - 1]}\033[K")
             self.stream.flush()
         else:
             self._print(line)

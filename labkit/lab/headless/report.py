@@ -13,7 +13,7 @@ from labkit.lab.headless.comparison import WORKLOADS, Row, compare
 from labkit.lab.results import Record
 
 STYLE = (Path(__file__).parent / "report.css").read_text(encoding="utf-8")
-RULES = {"rel": "within {:.0%}", "at_most": "at most", "at_least": "at least", "equals": "equal"}
+RULES = {"at_most": "at most", "at_least": "at least", "equals": "equal to"}
 
 
 def write_report(build: Path, run_name: str | None = None) -> Path:
@@ -89,7 +89,7 @@ def _quantity(rows: list[Row]) -> str:
         )
         for row in rows
     ]
-    head = ("devices", "", "measured", "predicted", "one device", "", "provenance", "notebook")
+    head = ("devices", "", "measured", "predicted", "against one", "", "provenance", "notebook")
     return f"<h3>{escape(rows[0].quantity)}</h3>{_table(head, lines)}"
 
 
@@ -113,11 +113,9 @@ def _claims(claims: list[Record]) -> str:
 
 
 def _rule(claim: Record) -> str:
-    name, value = next(iter(claim.tolerance.items()), ("equals", None))
+    name, bound = next(iter(claim.tolerance.items()), ("equals", None))
     expected = _shown(claim.expected, claim.unit)
-    if name == "rel":
-        return f"{expected} {RULES[name].format(value)}"
-    return f"{RULES[name]} {expected}"
+    return f"{expected} within {bound * 100:g} %" if name == "rel" else f"{RULES[name]} {expected}"
 
 
 def _shown(value, unit: str) -> str:

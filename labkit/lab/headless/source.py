@@ -18,9 +18,14 @@ SHELL_MAGICS = ("!", "sx", "system")  # unlike %%bash, they hide a failure
 
 @dataclass
 class Promises:
-    """``claims``: id -> whether it names ``needs=``; ``problems``: sentences, empty when none."""
+    """What ``promises`` finds.
+
+    ``claims``: id -> whether it names ``needs=``; ``timeout_s``: the notebook's own time limit,
+    None for the default; ``problems``: sentences, empty when none.
+    """
 
     claims: dict[str, bool] = field(default_factory=dict)
+    timeout_s: float | None = None
     problems: list[str] = field(default_factory=list)
 
 
@@ -31,12 +36,30 @@ def promises(notebook: NotebookNode) -> Promises:
     for cell in notebook.cells:
         if cell.cell_type == "code" and cell.source.strip():
             number += 1
-            _read(cell.source, f"code cell {number}", found, on_ranks=False)
+            where = f"code cell {number}"
+            _read(cell.source, where, found, on_ranks=False)
+            for tag in cell.metadata.get("tags", []):
+                if tag.startswith("timeout="):
+                    _seconds(tag.removeprefix("timeout="), f"{where}: tag {tag!r}", found)
     if not any("parameters" in cell.metadata.get("tags", []) for cell in notebook.cells):
         found.problems.append(
             "no cell is tagged 'parameters': PRESET, DEVICES and RUN have no place"
         )
+    own = notebook.metadata.get("labkit", {}).get("timeout_s")
+    if own is not None:
+        found.timeout_s = _seconds(own, f"metadata labkit.timeout_s={own!r}", found)
     return found
+
+
+def _seconds(value: object, where: str, found: Promises) -> float | None:
+    try:
+        seconds = float(value)
+    except (TypeError, ValueError):
+        seconds = 0.0
+    if seconds > 0:
+        return seconds
+    found.problems.append(f"{where} must be a number of seconds above 0")
+    return None
 
 
 def _read(source: str, where: str, found: Promises, on_ranks: bool) -> None:

@@ -51,6 +51,18 @@ def test_what_a_headless_run_cannot_check_is_named_with_its_cell(source, problem
     assert re.search(problem, found.problems[0])
 
 
+def test_time_limits_are_read_and_those_that_are_no_time_are_named():
+    timed = [TOP, new_code_cell("1", metadata={"tags": ["timeout=2.5"]})]
+    found = promises(new_notebook(cells=timed, metadata={"labkit": {"timeout_s": 90}}))
+    assert (found.timeout_s, found.problems) == (90.0, [])
+    wrong = [TOP, new_code_cell("1", metadata={"tags": ["timeout=soon"]})]
+    found = promises(new_notebook(cells=wrong, metadata={"labkit": {"timeout_s": -1}}))
+    assert found.problems == [
+        "code cell 2: tag 'timeout=soon' must be a number of seconds above 0",
+        "metadata labkit.timeout_s=-1 must be a number of seconds above 0",
+    ]
+
+
 def test_a_notebook_without_a_parameters_cell_is_named():
     assert "no cell is tagged 'parameters'" in promises(new_notebook()).problems[0]
 
