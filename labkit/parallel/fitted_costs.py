@@ -1,7 +1,7 @@
 """Read the costs of a schedule's actions off a timeline, so that its replay can be held against it.
 
-The labels of a timeline name actions: F3, or 2F3 with the stage in front; messages are "send F3"
-or "F3 to 1".
+The labels of a timeline name actions: F3, or 2F3 with the stage in front. A message is a
+transfer span of the sending rank whose label or stream ends in "to 1", the receiving rank.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from collections import defaultdict
 from collections.abc import Iterable
 
 from labkit.measure.timeline import COMPUTE_KINDS, Span, Timeline
-from labkit.parallel.replay import StepCosts
+from labkit.parallel.replay import StepCosts, receiving_rank
 from labkit.parallel.schedules import Action, Schedule
 
 _ACTION = re.compile(r"(\d*)([FBIW])(\d+)$")
-_MESSAGE = re.compile(r"(?:send (\w+)|(\w+) to \d+)$")
+_TARGET = re.compile(r"\bto (\d+)$")
 
 
 def action_of(label: str, rank: int, schedule: Schedule) -> Action | None:
@@ -42,6 +42,16 @@ def action_of(label: str, rank: int, schedule: Schedule) -> Action | None:
     return Action(stage, found[2], int(found[3]))
 
 
+def message_target(span: Span) -> int | None:
+    """The rank that a transfer span sends to; None when neither label nor stream says.
+
+    >>> message_target(Span(0, 0.0, 1.0, "F0 to 1", "transfer"))
+    1
+    """
+    found = _TARGET.search(span.label) or _TARGET.search(span.stream)
+    return int(found[1]) if found else None
+
+
 def costs_from_timeline(
     timeline: Timeline, schedule: Schedule, *, transfer_s: float | None = None
 ) -> StepCosts:
@@ -53,8 +63,8 @@ def costs_from_timeline(
     Args:
         timeline: of one step.
         schedule: what ran.
-        transfer_s: seconds per message; None takes the mean per kind and stage from the timeline's
-            transfer spans, and 0 for what has none.
+        transfer_s: seconds per message; None takes the mean per pair of ranks from the timeline's
+            transfer spans, and 0 for a pair without.
 
     Raises:
         ValueError: the timeline has another number of ranks, or lacks actions of the schedule.
@@ -65,42 +75,44 @@ def costs_from_timeline(
             "give the schedule that ran"
         )
     busy = [span for span in timeline.spans if span.kind in COMPUTE_KINDS]
-    seconds = _seconds_per_action(busy, schedule)
+    seconds, others = _seconds_per_action(busy, schedule)
     if missing := [str(action) for action in schedule if action not in seconds]:
         raise ValueError(
             f"the timeline lacks {len(missing)} actions of {schedule.name!r}: "
             f"{', '.join(missing[:5])}; note a span for each"
         )
-    others = [0.0] * schedule.num_ranks
-    for span in busy:
-        if action_of(span.label, span.rank, schedule) is None:
-            others[span.rank] += span.duration_s
+    transfer = transfer_s
     if transfer_s is None:
-        messages = _means(_seconds_per_message(timeline.spans, schedule))
-        return StepCosts(
-            _means(seconds),
-            transfer_s=lambda action: messages.get((action.stage, action.kind), 0.0),
-            optimizer_s=tuple(others),
-        )
-    return StepCosts(_means(seconds), transfer_s=transfer_s, optimizer_s=tuple(others))
+        mean_s = _mean_message_s(timeline)
+
+        def transfer(action: Action) -> float:
+            link = schedule.rank_of_stage[action.stage], receiving_rank(action, schedule)
+            return mean_s.get(link, 0.0)
+
+    return StepCosts(_means(seconds), transfer, optimizer_s=tuple(others))
 
 
-def _seconds_per_action(spans: Iterable[Span], schedule: Schedule) -> dict[Action, float]:
-    seconds: dict[Action, float] = defaultdict(float)
+def _seconds_per_action(
+    spans: Iterable[Span], schedule: Schedule
+) -> tuple[dict[Action, float], list[float]]:
+    """Seconds of each action, and per rank those of all other work."""
+    # the first stage has no input whose gradient it could compute: its I may be nothing at all
+    seconds = {action: 0.0 for action in schedule if (action.stage, action.kind) == (0, "I")}
+    others = [0.0] * schedule.num_ranks
     for span in spans:
-        if (action := action_of(span.label, span.rank, schedule)) is not None:
-            seconds[action] += span.duration_s
-    return seconds
+        if (action := action_of(span.label, span.rank, schedule)) is None:
+            others[span.rank] += span.duration_s
+        else:
+            seconds[action] = seconds.get(action, 0.0) + span.duration_s
+    return seconds, others
 
 
-def _seconds_per_message(spans: Iterable[Span], schedule: Schedule) -> dict[Action, float]:
-    seconds: dict[Action, float] = defaultdict(float)
-    for span in spans:
-        found = _MESSAGE.match(span.label) if span.kind == "transfer" else None
-        action = found and action_of(found[1] or found[2], span.rank, schedule)
-        if action:
-            seconds[action] += span.duration_s
-    return seconds
+def _mean_message_s(timeline: Timeline) -> dict[tuple[int, int], float]:
+    durations: dict[tuple[int, int], list[float]] = defaultdict(list)
+    for span in timeline.spans:
+        if span.kind == "transfer" and (target := message_target(span)) is not None:
+            durations[span.rank, target].append(span.duration_s)
+    return {link: sum(found) / len(found) for link, found in durations.items()}
 
 
 def _means(seconds: dict[Action, float]) -> dict[tuple[int, str], float]:

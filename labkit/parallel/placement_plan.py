@@ -130,13 +130,18 @@ class Placement:
         return tuple(s + n * k for s, n, k in zip(state, self.in_flight, kept, strict=True))
 
     def step_costs(self) -> StepCosts:
-        """Costs for `replay`, one stage per device; I and W are taken as half of B each."""
+        """Costs for `replay`, one stage per device.
+
+        I and W are half of B each, but on the first stage, which has no input gradient to compute,
+        W is all of it, as when PyTorch runs it.
+        """
         table = {}
         for stage, (forward, backward) in enumerate(
             zip(self.forward_s, self.backward_s, strict=True)
         ):
             table[stage, "F"], table[stage, "B"] = forward, backward
-            table[stage, "I"] = table[stage, "W"] = backward / 2
+            table[stage, "I"] = backward / 2 if stage else 0.0
+            table[stage, "W"] = backward - table[stage, "I"]
         return StepCosts(table, transfer_s=self._message_s)
 
     @property

@@ -23,7 +23,11 @@ def uneven(action):
 @pytest.mark.parametrize("build", BUILDERS)
 def test_the_replay_of_costs_read_off_a_replay_is_the_same_replay(build):
     schedule = build(4, 8)
-    costs = StepCosts(uneven, transfer_s=lambda a: 0.125 + a.stage / 8, optimizer_s=(1, 2, 3, 4))
+    costs = StepCosts(
+        uneven,
+        transfer_s=lambda action: (1 + schedule.rank_of_stage[action.stage]) / 8,
+        optimizer_s=(1, 2, 3, 4),
+    )
     first = run(schedule, costs)
     again = run(schedule, costs_from_timeline(first.timeline, schedule))
     assert len(again.timeline.spans) == len(first.timeline.spans)
@@ -55,18 +59,28 @@ def test_costs_are_means_over_microbatches():
     assert costs.of_action(Action(0, "F", 0)) == costs.of_action(Action(0, "F", 1)) == 2
 
 
-def test_messages_are_read_in_both_spellings_and_can_be_given_instead():
+def test_messages_are_read_from_label_or_stream_and_can_be_given_instead():
     schedule = naive(2)
     first = run(schedule, StepCosts({"F": 1.0, "B": 2.0}, transfer_s=0.5)).timeline
-    renamed = [
-        replace(s, label=s.label.removeprefix("send ") + " to 1") if s.kind == "transfer" else s
+    relabelled = [
+        replace(s, label=f"to {1 - s.rank}", stream="network") if s.kind == "transfer" else s
         for s in first.spans
     ]
-    other = replace(first, spans=tuple(renamed))
-    for timeline in (first, other):
+    for timeline in (first, replace(first, spans=tuple(relabelled))):
         assert costs_from_timeline(timeline, schedule).of_transfer(Action(0, "F", 0)) == 0.5
     given = costs_from_timeline(first, schedule, transfer_s=3.0)
     assert given.of_transfer(Action(0, "F", 0)) == 3.0
+
+
+def test_the_first_stages_input_gradient_may_be_nothing_but_no_other_stages():
+    schedule = zero_bubble(2, 2)
+    whole = run(schedule, StepCosts({"F": 1.0, "I": 1.0, "W": 1.0})).timeline
+    without = [s for s in whole.spans if s.rank == 1 or not s.label.startswith("I")]
+    costs = costs_from_timeline(replace(whole, spans=tuple(without)), schedule)
+    assert costs.of_action(Action(0, "I", 1)) == 0
+    none = [s for s in whole.spans if not s.label.startswith("I")]
+    with pytest.raises(ValueError, match="lacks 2 actions of 'zero bubble': 1I0, 1I1"):
+        costs_from_timeline(replace(whole, spans=tuple(none)), schedule)
 
 
 def test_a_label_with_its_stage_is_understood_where_a_rank_holds_one_stage_too():
