@@ -95,6 +95,7 @@ class RankKernel:
                 env=os.environ | environment,
                 stdout=log,
                 stderr=log,
+                independent=True,  # of ipykernel's watch over its parent: rank_side has its own
             )
 
     @property

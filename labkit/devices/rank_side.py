@@ -14,6 +14,7 @@ from pathlib import Path
 
 # The IPython app reads its own options from here.
 KERNEL_OPTIONS = [
+    "--IPKernelApp.parent_handle=0",  # watch_parent does better; the notebook's own is inherited
     "--IPKernelApp.capture_fd_output=False",
     "--InteractiveShellApp.exec_PYTHONSTARTUP=False",
     "--HistoryManager.enabled=False",  # no history database shared with the reader's own sessions
@@ -33,8 +34,8 @@ def main(boot: dict) -> None:
 def watch_parent(parent: int, folder: Path, every_s: float = 0.25) -> None:
     """End this process, and what it started, once the notebook's process ``parent`` is gone.
 
-    The pid is told at start, since the parent may be gone before this line. ipykernel watches too,
-    but not under a subreaper, and it leaves the children and the folder behind.
+    The pid is told at start, since the parent may be gone before this line. ipykernel's own watch
+    would miss that under a subreaper, and it leaves the children and the folder behind.
     """
 
     def watch() -> None:

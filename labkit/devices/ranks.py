@@ -180,7 +180,10 @@ class Ranks:
             self._require_alive(ranks)
             file = self._session.folder / "pushed"
             file.write_bytes(dump(values, what))
-            self._call(what, "define", {rank: (str(file),) for rank in ranks}, button)
+            try:
+                self._call(what, "define", {rank: (str(file),) for rank in ranks}, button)
+            finally:
+                file.unlink()
 
     # -- guards and failures ------------------------------------------------------------------
 
