@@ -52,6 +52,11 @@ class Backend:
             torch.accelerator.set_device_index(index)
         return self.torch_device(index)
 
+    def current_device(self) -> torch.device:
+        """The device that this process is bound to."""
+        index = torch.accelerator.current_device_index() if self.is_accelerator else 0
+        return self.torch_device(index)
+
     def synchronize(self, devices: Iterable[torch.device]) -> None:
         """Wait until all queued work of every device in ``devices`` is done; no-op on the CPU."""
         if self.is_accelerator:

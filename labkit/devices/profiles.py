@@ -159,10 +159,11 @@ class Machine:
 
         The lab's models are so narrow that on a real card nothing but launch overhead would show.
         Matrix products have FLOPs and parameters that grow with width squared, activations and
-        messages with width; so peaks and memory shrink by width squared, bandwidths by width, and
-        launch overhead, latency and message overhead stay. What does not carry over: operators
-        on parameters (optimizer, gradient all-reduce) move bytes that grow with width squared and
-        come out too fast by a factor of ``width``; attention scores do not depend on width.
+        messages with width; so peaks shrink by width squared, bandwidths and memory by width, and
+        launch overhead, latency and message overhead stay. What does not carry over: what is done
+        to and kept of parameters (optimizer, gradient all-reduce, weights in memory) has bytes that
+        grow with width squared and comes out too fast and too small by a factor of ``width``;
+        attention scores do not depend on width.
 
         Raises:
             ValueError: ``width`` is not above 0.
@@ -175,7 +176,7 @@ class Machine:
                 name=f"{p.name} / width {width:g}",
                 peak_flops={dtype: peak / width**2 for dtype, peak in p.peak_flops.items()},
                 memory_bandwidth_bytes_per_s=p.memory_bandwidth_bytes_per_s / width,
-                memory_bytes=max(1, int(p.memory_bytes / width**2)),
+                memory_bytes=max(1, int(p.memory_bytes / width)),
                 source=p.source + note,
             )
             for p in self.profiles
