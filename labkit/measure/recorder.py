@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from labkit.measure import communication
 from labkit.measure.live_storages import LiveStorages, tensors_in
@@ -23,6 +23,7 @@ from labkit.measure.operator_costs import (
 )
 from labkit.measure.profiler_labels import region_of_label, runs_on_own_stream
 from labkit.measure.recording import NO_REGION, Event, Recording, Region
+from labkit.measure.regions import listening
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _NO_KWARGS: dict[str, Any] = {}
@@ -31,9 +32,10 @@ _NO_KWARGS: dict[str, Any] = {}
 class Recorder(TorchDispatchMode):
     """Records everything between ``with recorder:`` and its end; the program runs as ever.
 
-    It sees what reaches torch's dispatcher, backward included, of whatever engine runs the layer:
-    tensor subclasses such as DTensor are seen as the plain operators they turn into. It does not
-    see ``Work.wait()``: that received data is waited for follows from who reads it.
+    Regions named with ``regions.region`` are noted, and those that torch labels for its profiler.
+    The recorder sees what reaches torch's dispatcher, backward included, of whatever engine runs
+    the layer: tensor subclasses such as DTensor are seen as the plain operators they turn into. It
+    does not see ``Work.wait()``: that received data is waited for follows from who reads it.
 
     Args:
         rank: by default the rank in ``torch.distributed``, or 0 without it.
@@ -55,6 +57,7 @@ class Recorder(TorchDispatchMode):
         self.storages = LiveStorages(f"virtual device {self.rank}", capacity_bytes)
         self._classes: dict[Any, OperatorClass] = {}
         self._opened_by_profiler: list[ExitStack] = []
+        self._while_recording = ExitStack()
         self._regions: dict[Region, int] = {NO_REGION: 0}
         self._region = 0
         self._stream = "compute"
@@ -115,12 +118,13 @@ class Recorder(TorchDispatchMode):
             self._stream = outer
 
     def __enter__(self) -> Recorder:
-        _watch_resizes(self)
+        self._while_recording.enter_context(listening(self.region))
+        self._while_recording.enter_context(_resizes_reported(self.storages))
         return super().__enter__()
 
     def __exit__(self, *exception: object) -> None:
         super().__exit__(*exception)
-        _unwatch_resizes()
+        self._while_recording.close()
 
     def __torch_dispatch__(
         self, func: Any, types: tuple, args: tuple = (), kwargs: dict | None = None
@@ -201,36 +205,22 @@ class Recorder(TorchDispatchMode):
             self._opened_by_profiler.pop().close()
 
 
-@contextmanager
-def region(label: str, kind: str = "compute") -> Iterator[None]:
-    """Name what runs inside for every recorder that is active; without one it does nothing.
-
-    For code that may run recorded or not, such as a pipeline's worker.
-    """
-    with ExitStack() as stack:
-        for mode in _get_current_dispatch_mode_stack():
-            if isinstance(mode, Recorder):
-                stack.enter_context(mode.region(label, kind))
-        yield
-
-
 def _current_rank() -> int:
     return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
 
 
-_resize = torch.UntypedStorage.resize_
+@contextmanager
+def _resizes_reported(storages: LiveStorages) -> Iterator[None]:
+    """Count storages resized in place, which no operator announces: FSDP2 frees and refills so."""
+    resize = torch.UntypedStorage.resize_
 
-
-def _watch_resizes(recorder: Recorder) -> None:
-    """Let the recorder know of storages resized in place, which no operator announces."""
-
-    def resize_(storage: torch.UntypedStorage, size: int) -> Any:
-        result = _resize(storage, size)
-        recorder.storages.resized(storage)
+    def reporting_resize(storage: torch.UntypedStorage, size: int) -> Any:
+        result = resize(storage, size)
+        storages.resized(storage)
         return result
 
-    torch.UntypedStorage.resize_ = resize_
-
-
-def _unwatch_resizes() -> None:
-    torch.UntypedStorage.resize_ = _resize
+    torch.UntypedStorage.resize_ = reporting_resize
+    try:
+        yield
+    finally:
+        torch.UntypedStorage.resize_ = resize

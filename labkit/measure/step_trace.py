@@ -14,7 +14,6 @@ import torch.distributed as dist
 from labkit.devices.backends import backend
 from labkit.devices.inventory import DeviceSet
 from labkit.devices.machines import machine
-from labkit.measure import recorder
 from labkit.measure.recording import Recording
 from labkit.measure.regions import listening
 from labkit.measure.spans import SpanLog, timeline_of
@@ -82,10 +81,9 @@ def trace_step(
     """
     rank = dist.get_rank(group) if group is not None else 0
     if devices.kind == "virtual":
-        with listening(recorder.region):
-            recording = record_step(
-                step, hold=hold, capacity_bytes=devices.devices[rank].memory_bytes
-            )
+        recording = record_step(
+            step, hold=hold, capacity_bytes=devices.devices[rank].memory_bytes
+        )
         return StepTrace(rank, recording.peak_bytes, recording=recording)
     return _measured(step, rank, devices, steps, group)
 

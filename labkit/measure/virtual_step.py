@@ -9,8 +9,9 @@ from dataclasses import replace
 from statistics import median
 from typing import Any
 
-from labkit.measure.recorder import Recorder, region
+from labkit.measure.recorder import Recorder
 from labkit.measure.recording import CpuSeconds, Recording
+from labkit.measure.regions import region
 
 
 def record_step(

@@ -10,7 +10,8 @@ from torch import nn
 from labkit.measure import communication
 from labkit.measure.live_storages import VirtualOutOfMemoryError
 from labkit.measure.operator_costs import classify
-from labkit.measure.recorder import Recorder, region
+from labkit.measure.recorder import Recorder
+from labkit.measure.regions import region
 
 
 def record(function, **settings):

@@ -1,4 +1,4 @@
-"""Hand-made recordings on a toy machine: a FLOP takes 1 s, a byte on the wire 1 s, latency 0.5 s."""
+"""Hand-made recordings on a toy machine: a FLOP takes 1 s, a byte on the wire 1 s; latency 0.5."""
 
 from dataclasses import replace
 
