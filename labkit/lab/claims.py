@@ -84,7 +84,7 @@ class Bound:
 
     def words(self, unit: str) -> str:
         if self.rel is not None:
-            return f"predicted {shown(self.predicted, unit)} within {self.rel:.0%}"
+            return f"predicted {shown(self.predicted, unit)} within {100 * self.rel:.3g} %"
         rule = next(iter(self.tolerance)).replace("_", " ")
         return f"must be {rule.replace('equals', 'equal to')} {shown(self.expected, unit)}"
 
