@@ -58,3 +58,10 @@ def test_ranks_join_to_one_model_and_a_name_held_twice_is_refused():
     assert joined({0: {"a": 1}, 1: {"b": 2}}) == {"a": 1, "b": 2}
     with pytest.raises(ValueError, match="rank 1 holds a"):
         joined({0: {"a": 1}, 1: {"a": 2}})
+
+
+def test_rounding_noise_around_zero_is_measured_against_the_largest_tensor():
+    reference = {"weight": torch.tensor([2.0]), "key.bias": torch.tensor([1e-8])}
+    candidate = {"weight": torch.tensor([2.0]), "key.bias": torch.tensor([-1e-8])}
+    assert compare(reference, candidate).max_rel_error == pytest.approx(1e-8)
+    assert compare(reference, {**candidate, "key.bias": torch.ones(1)}).max_rel_error > 0.1
