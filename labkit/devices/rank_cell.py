@@ -16,6 +16,7 @@ from labkit.devices.stop_button import StopButton
 TICK_S = 0.05  # how often deaths, the stop button and C++ output are looked at
 SIGNAL_AGAIN_S = 1.0  # a rank that had not yet begun its cell ignores the first SIGINT
 NOTICED_LATE_S = 0.5  # a death may be seen after the errors that it caused elsewhere
+MOST_AT_ONCE = 200  # messages of one rank between two looks at the others
 LATE_OUTPUT_S = 1.0  # how long to wait for output, or for a reply, when the other one came
 
 
@@ -67,18 +68,19 @@ class Pending:
         self.message_id = kernel.send(code, silent)
 
     def done(self, now: float) -> bool:
-        """Both the reply and the end of the output came, or one of them long ago."""
+        """Both the reply and the end of the output came, or one of them and then nothing more."""
         if self.result.death is not None:
             return True
         if self.replied_at is not None and self.idle_at is not None:
             return True
-        came = [at for at in (self.replied_at, self.idle_at) if at is not None]
-        return bool(came) and now - came[0] > LATE_OUTPUT_S
+        if self.replied_at is None and self.idle_at is None:
+            return False
+        return now - self._heard_at > LATE_OUTPUT_S
 
     def take_reply(self, message: dict) -> None:
         if message["parent_header"].get("msg_id") != self.message_id:
             return  # answers a request that was given up
-        self.replied_at = time.monotonic()
+        self.replied_at = self._heard_at = time.monotonic()
         content = message["content"]
         self.result.ended_s = message["header"]["date"].timestamp()
         if content["status"] != "ok":
@@ -92,10 +94,11 @@ class Pending:
         return "" if self._silent else self.kernel.last_operation()
 
     def take_output(self, message: dict, output: RankOutput) -> None:
+        self._heard_at = time.monotonic()
         kind, content = message["msg_type"], message["content"]
         ours = message["parent_header"].get("msg_id") == self.message_id
         if ours and kind == "status" and content["execution_state"] == "idle":
-            self.idle_at = time.monotonic()
+            self.idle_at = self._heard_at
         else:
             output.take(self.kernel.rank, kind, content)
 
@@ -152,12 +155,20 @@ class CellRun:
 
     def _take_messages(self, wait_s: float) -> None:
         for channel, _ in self._poller.poll(wait_s * 1000):
-            pending = self._channels[channel]
-            while message := pending.kernel.receive(channel):
-                if channel is pending.kernel.iopub:
-                    pending.take_output(message, self.output)
-                elif message["msg_type"] == "execute_reply":
-                    pending.take_reply(message)
+            self._take_from(channel)
+
+    def _take_from(self, channel: zmq.Socket) -> int:
+        """Handle some of what is there, lest a flood of output hide the stop button."""
+        pending = self._channels[channel]
+        for taken in range(MOST_AT_ONCE):
+            message = pending.kernel.receive(channel)
+            if message is None:
+                return taken
+            if channel is pending.kernel.iopub:
+                pending.take_output(message, self.output)
+            elif message["msg_type"] == "execute_reply":
+                pending.take_reply(message)
+        return MOST_AT_ONCE
 
     def _take_logs(self) -> None:
         for pending in self._pending.values():
@@ -167,7 +178,8 @@ class CellRun:
     def _note_deaths(self, waiting: list[Pending]) -> None:
         for pending in waiting:
             if death := pending.kernel.death():
-                self._take_messages(0)  # what it said before it died
+                while self._take_from(pending.kernel.iopub):
+                    pass  # what it said before it died
                 pending.result.death = death
                 pending.result.ended_s = time.time() - NOTICED_LATE_S
                 pending.result.operation = "" if self._silent else death.operation
