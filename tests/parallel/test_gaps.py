@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from labkit.measure.timeline import Span, Timeline
@@ -44,6 +46,36 @@ def test_a_message_under_way_is_transfer_and_the_rest_is_overhead():
         "0-1.25 warm-up", "1.25-1.75 transfer", "1.75-2 overhead", "3-3.25 overhead",
         "4.25-6 drain",
     ]  # fmt: skip
+
+
+def test_each_message_of_a_link_is_matched_with_its_own_action():
+    schedule = gpipe(2, 2)
+    timeline = replay(schedule, StepCosts({"F": 1.0, "B": 1.0}, transfer_s=3.0)).timeline
+    # the link carries F0 from 1 to 4 and F1 from 4 to 7
+    assert written(label_gaps(timeline, schedule), 1)[:3] == [
+        "0-1 warm-up", "1-4 transfer", "5-7 transfer",
+    ]  # fmt: skip
+
+
+def test_a_message_that_leaves_for_another_rank_explains_no_gap_here():
+    schedule = zero_bubble(2, 1)
+    costs = StepCosts(COST, transfer_s=8.0, overhead_per_action_s=0.25)
+    gaps = label_gaps(replay(schedule, costs).timeline, schedule)
+    # rank 1: F0 9.5-10.5, I0 10.75-11.75, and W0 at 12 while its I0 travels until 19.75
+    assert "11.75-12 overhead" in written(gaps, 1)
+
+
+def test_a_forward_in_two_pieces_is_one_forward():
+    two = one_f_one_b(2, 4)
+    costs = StepCosts({(0, "F"): 1, (0, "B"): 1, (1, "F"): 2, (1, "B"): 2})
+    whole = replay(two, costs).timeline
+    cut = [p for s in whole.spans for p in halves(s)]
+    assert label_gaps(replace(whole, spans=tuple(cut)), two) == label_gaps(whole, two)
+
+
+def halves(span):
+    middle = (span.start_s + span.end_s) / 2
+    return replace(span, end_s=middle), replace(span, start_s=middle)
 
 
 def test_without_transfer_spans_the_given_time_of_a_message_counts():

@@ -16,9 +16,14 @@ from labkit.parallel.costs import LayerCost, predict_layer_costs
 from labkit.parallel.placement import even_split, microbatches_in_flight, place
 from labkit.parallel.placement_plan import Placement, PlacementDevice, machine_devices
 from labkit.parallel.replay import replay
-from labkit.parallel.schedules import gpipe, interleaved_one_f_one_b, naive, one_f_one_b
+from labkit.parallel.schedules import (
+    Action,
+    gpipe,
+    interleaved_one_f_one_b,
+    naive,
+    one_f_one_b,
+)
 from labkit.parallel.waterfall import waterfall
-from labkit.parallel.zero_bubble import zero_bubble
 
 
 def layer(name="x", flops=3, state=0, kept=0, output=0):
@@ -257,10 +262,8 @@ def test_a_placement_gives_the_replay_its_costs():
     assert placed.cuts == (2,)
     # forward 3 and 3, backward 6 and 6, a message of 2 s each way
     assert replay(naive(2), placed.step_costs()).step_time_s == 3 + 2 + 3 + 6 + 2 + 6
-    split = replay(
-        zero_bubble(2, 1), placed.step_costs()
-    )  # F0 3, message, F0 3, I0 3, message, W0 6
-    assert split.step_time_s == 3 + 2 + 3 + 3 + 2 + 6
+    split = placed.step_costs()
+    assert [split.of_action(Action(stage, k, 0)) for stage in (0, 1) for k in "IW"] == [0, 6, 3, 3]
     parts = waterfall(one_f_one_b(2, 4), placed.step_costs())
     assert parts.imbalance_s == 0 and parts.transfer_s > 0
 
