@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 from itertools import product
+from pathlib import Path
 
 import pytest
 
+from labkit import parallel
 from labkit.parallel.schedule_checks import check_schedule, peak_per_rank, peak_per_stage
 from labkit.parallel.schedules import (
     Action,
@@ -132,3 +135,17 @@ def test_an_action_on_the_wrong_rank_is_refused_by_name():
 def test_an_unknown_kind_is_refused():
     with pytest.raises(ValueError, match="kind='X' is not an action; use one of F, B, I, W"):
         Action(0, "X", 0)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["schedules", "zero_bubble", "schedule_checks", "replay", "bounds", "waterfall", "gaps"],
+)
+def test_schedules_and_their_clock_import_no_torch(name):
+    tree = ast.parse((Path(parallel.__file__).parent / f"{name}.py").read_text())
+    imported = [
+        node.module if isinstance(node, ast.ImportFrom) else node.names[0].name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Import | ast.ImportFrom)
+    ]
+    assert imported and not any(module.startswith("torch") for module in imported)
