@@ -41,10 +41,8 @@ def main() -> None:
             empty = cell_times_ms(ranks, "pass")
             reduce = cell_times_ms(ranks, "x = torch.ones(4); dist.all_reduce(x)")
         ninth = statistics.quantiles(empty, n=10)[-1]
-        median, reduce_ms = statistics.median(empty), statistics.median(reduce)
-        print(
-            f"{count:5d} {start_s:8.2f} {median:12.1f} {ninth:8.1f} {reduce_ms:21.1f} {memory:11.0f}"
-        )
+        row = [start_s, statistics.median(empty), ninth, statistics.median(reduce), memory]
+        print("{:5d} {:8.2f} {:12.1f} {:8.1f} {:21.1f} {:11.0f}".format(count, *row))
 
 
 if __name__ == "__main__":

@@ -43,7 +43,7 @@ def make_interruptible(shell, its_backend: Backend) -> None:
     threading.Thread(
         target=_end_on_wakeup, args=arguments, daemon=True, name="labkit-interrupt"
     ).start()
-    shell.events.register("pre_run_cell", lambda info: _raise_in_cells_only())
+    shell.events.register("pre_execute", _raise_in_cells_only)  # silent requests too
 
 
 def _end_on_wakeup(reader: socket.socket, writer: socket.socket, loop) -> None:

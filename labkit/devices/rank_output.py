@@ -40,7 +40,7 @@ class RankOutput:
         """Write the lines that lack their newline."""
         for (rank, name), text in self._unfinished.items():
             if line := _last_drawn(text):
-                _stream(name).write(f"[{rank}] {line}\n")
+                _stream(name).write(_marked(rank, line))
         self._unfinished.clear()
         sys.stdout.flush()
         sys.stderr.flush()
@@ -50,7 +50,7 @@ class RankOutput:
         if rest:
             self._unfinished[rank, name] = rest[rest.rstrip("\r").rfind("\r") + 1 :]
         if lines:
-            whole = "".join(f"[{rank}] {_last_drawn(line)}\n" for line in lines)
+            whole = "".join(_marked(rank, _last_drawn(line)) for line in lines)
             _stream(name).write(whole)
             _stream(name).flush()
 
@@ -67,6 +67,10 @@ class RankOutput:
         publish_display_data(
             data, content.get("metadata"), transient=transient, update=update and bool(handle)
         )
+
+
+def _marked(rank: int, line: str) -> str:
+    return f"[{rank}] {line}\n" if line else f"[{rank}]\n"
 
 
 def _last_drawn(line: str) -> str:

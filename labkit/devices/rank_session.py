@@ -86,7 +86,7 @@ class RankSession:
             for kernel in self.kernels.values():
                 kernel.close()
             self.kernels.clear()
-            self._context.term()
+            self._context.destroy(linger=0)  # with the sockets of a rank whose start failed
             shutil.rmtree(self.folder, ignore_errors=True)
 
     def call(

@@ -149,7 +149,7 @@ class Ranks:
             self._require_alive(range(self.count))
             codes = dict.fromkeys(ranks, code)
             results = CellRun(self._session.kernels, codes, output, button=button).finish()
-            if button.presses or any(result.failed for result in results.values()):
+            if any(result.failed or result.interrupted for result in results.values()):
                 self._raise(results, button)
 
     def pull(self, expression: str, only: Iterable[int] | None = None) -> dict[int, object]:
@@ -205,9 +205,9 @@ class Ranks:
         self, what: str, function: str, arguments: dict[int, tuple], button: StopButton
     ) -> None:
         results = self._session.call("rank_values", function, arguments, button=button)
-        failed = [result for result in results.values() if result.failed]
-        if button.presses or any(result.death or result.interrupted for result in failed):
+        if any(result.death or result.interrupted for result in results.values()):
             self._raise(results, button)
+        failed = [result for result in results.values() if result.failed]
         if failed:  # an expression that fails leaves the process group in order
             raise RankError(call_report(what, failed), results)
 
