@@ -28,7 +28,8 @@ class StepTrace:
     """What one rank found; either ``times`` and ``spans``, or ``recording``.
 
     Attributes:
-        peak_bytes: most bytes alive on the device during the step; None where nobody counts.
+        peak_bytes: most bytes alive on the device during the step, counted by the accelerator's
+            allocator, elsewhere by storage; None on an accelerator that does not count.
     """
 
     rank: int
@@ -72,7 +73,7 @@ def trace_step(
     Args:
         step: no arguments; the pieces to be seen in the timeline run inside ``regions.region``.
         devices: those of the notebook; the kind decides between measuring and recording.
-        hold: modules, optimizers and tensors alive all the time, for the count of virtual memory.
+        hold: modules, optimizers and tensors alive all the time, for the count of memory.
         steps: timed calls on real devices.
         group: the ranks that share the step; None for one process.
 
@@ -81,9 +82,7 @@ def trace_step(
     """
     rank = dist.get_rank(group) if group is not None else 0
     if devices.kind == "virtual":
-        recording = record_step(
-            step, hold=hold, capacity_bytes=devices.devices[rank].memory_bytes
-        )
+        recording = record_step(step, hold=hold, capacity_bytes=devices.devices[rank].memory_bytes)
         return StepTrace(rank, recording.peak_bytes, recording=recording)
     return _measured(step, rank, devices, steps, group)
 
@@ -98,7 +97,10 @@ def _measured(step, rank: int, devices: DeviceSet, steps: int, group) -> StepTra
         dist.barrier(group)
     with listening(log.span):
         step()
-    return StepTrace(rank, its.peak_bytes(device), times, log.spans())
+    peak_bytes = its.peak_bytes(device)
+    if not its.is_accelerator:  # nobody counts the CPU's: one more step, recorded
+        peak_bytes = record_step(step, hold=hold, warm_up=0).peak_bytes
+    return StepTrace(rank, peak_bytes, times, log.spans())
 
 
 def read_traces(traces: Mapping[int, StepTrace], devices: DeviceSet) -> StepReading:
