@@ -84,10 +84,10 @@ def trace_step(
     if devices.kind == "virtual":
         recording = record_step(step, hold=hold, capacity_bytes=devices.devices[rank].memory_bytes)
         return StepTrace(rank, recording.peak_bytes, recording=recording)
-    return _measured(step, rank, devices, steps, group)
+    return _measured(step, rank, devices, hold, steps, group)
 
 
-def _measured(step, rank: int, devices: DeviceSet, steps: int, group) -> StepTrace:
+def _measured(step, rank: int, devices: DeviceSet, hold, steps: int, group) -> StepTrace:
     its = backend(devices.kind)
     device = its.current_device()
     times = time_steps(step, devices=[device], steps=steps, group=group)
