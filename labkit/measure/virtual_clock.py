@@ -9,8 +9,8 @@ The rules:
   for latency + bytes / bandwidth; on a rendezvous link its receiver must have posted, too;
 - an operator that touches a storage with received data in it waits until they have arrived; one
   that overwrites a storage still being sent waits until it has left;
-- a collective starts when its last member arrives and the group and the ring's links are free,
-  and takes ``collective_s``; a member goes on at once, unless it called it without ``async_op``;
+- a collective starts when its last member arrives and the links of its ring are free, and takes
+  ``collective_s``; a member goes on at once, unless it called it without ``async_op``;
 - a recording ends when all that it sent, received and joined has ended.
 
 ``Work.wait()`` is invisible to the recorder: a wait for data that nobody reads costs nothing here.

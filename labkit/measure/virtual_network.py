@@ -43,7 +43,6 @@ class Network:
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
         self._link_free_s: dict[tuple[int, int], float] = defaultdict(float)
-        self._group_free_s: dict[tuple[int, ...], float] = defaultdict(float)
         self._start_anew()
 
     def _start_anew(self) -> None:
@@ -139,13 +138,9 @@ class Network:
         kind = joined[members[0]].event.name
         num_bytes = max(member.event.num_bytes for member in joined.values())
         pairs = ring_pairs(members)
-        start_s = max(
-            *(member.ready_s for member in joined.values()),
-            self._group_free_s[members],
-            *(self._link_free_s[pair] for pair in pairs),
-        )
+        arrived_s = max(member.ready_s for member in joined.values())
+        start_s = max([arrived_s, *(self._link_free_s[pair] for pair in pairs)])
         end_s = start_s + collective_s(kind, num_bytes, members, self.machine)
-        self._group_free_s[members] = end_s
         for pair in pairs:
             self._link_free_s[pair] = end_s
         stream = f"ring {','.join(map(str, members))}"

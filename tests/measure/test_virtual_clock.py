@@ -325,3 +325,10 @@ def test_over_a_rendezvous_link_a_message_leaves_when_its_receiver_has_posted():
     assert ends(timeline, rank=0, kind="compute") == [6.5]  # overwrites what was sent
     with pytest.raises(ProgramMismatchError, match="rank 0 .* its message to rank 1"):
         play([ranks[0], recording(1)], meeting)
+
+
+def test_collectives_of_one_ring_follow_each_other():
+    ranks = [
+        recording(r, *(collective("all_gather", (0, 1), s, 2) for s in (1, 2))) for r in (0, 1)
+    ]
+    assert ends(play(ranks, PAIR), rank=0, kind="collective") == [1.5, 3.0]
