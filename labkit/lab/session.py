@@ -15,7 +15,7 @@ from labkit.lab.results import Record
 from labkit.models.config import Preset, preset
 
 
-@dataclass
+@dataclass(repr=False)
 class Lab:
     """One run of one notebook; ``start`` makes it.
 
@@ -73,11 +73,11 @@ class Lab:
             ),
         )
 
-    def _repr_html_(self) -> str:
+    def __repr__(self) -> str:
         names = ", ".join(dict.fromkeys(device.name for device in self.devices.devices))
         return (
-            f"<b>{self.notebook}</b> on {self.devices.count} × {names}; preset "
-            f"<code>{self.preset_name}</code>; numbers are <code>{self.provenance}</code>"
+            f"{self.notebook} on {self.devices.count} × {names}; preset {self.preset_name}; "
+            f"numbers are {self.provenance}"
         )
 
 

@@ -22,7 +22,7 @@ def test_an_unknown_preset_lists_those_there_are(tmp_path):
 
 def test_the_lab_shows_what_it_runs_on(tmp_path):
     lab = session.start("99_test", devices="cpu", count=2, run=str(tmp_path))
-    assert "99_test" in lab._repr_html_() and "measured:cpu" in lab._repr_html_()
+    assert repr(lab).startswith("99_test on 2 × ") and repr(lab).endswith("measured:cpu")
 
 
 def test_one_cpu_device_is_one_core(tmp_path):
