@@ -6,8 +6,9 @@ import io
 from collections.abc import Mapping, Sequence
 
 from matplotlib.figure import Figure
+from matplotlib.patches import Patch
 
-from labkit.measure.timeline import Timeline
+from labkit.measure.timeline import Span, Timeline
 
 COLOURS = {
     "forward": "#4c78a8",
@@ -38,22 +39,82 @@ class Picture:
 
 
 def draw_timeline(timeline: Timeline, title: str, *, unit_s: float = 1e-3) -> Picture:
-    """One row a rank, one bar a span, coloured by kind; idle time stays white."""
+    """One row a rank, one bar a span, coloured by kind; idle time stays white.
+
+    Args:
+        unit_s: seconds in one unit of the time axis; 1 for plans whose costs are units.
+    """
     figure = Figure(figsize=(9, 0.9 + 0.55 * timeline.num_ranks))
     axes = figure.subplots()
+    _draw_rows(axes, timeline, unit_s, offset=0.0, height=0.7)
+    _label_ranks(axes, timeline.num_ranks, unit_s)
+    _explain_kinds(axes, timeline.spans)
+    return _finished(figure, axes, title, timeline.provenance)
+
+
+def draw_plan_and_run(
+    plan: Timeline, run: Timeline, title: str, *, unit_s: float = 1e-3
+) -> Picture:
+    """Two rows a rank on one time axis: the plan, pale, above what ran."""
+    figure = Figure(figsize=(9, 1.0 + 0.8 * run.num_ranks))
+    axes = figure.subplots()
+    _draw_rows(axes, plan, unit_s, offset=-0.22, height=0.36, alpha=0.45)
+    _draw_rows(axes, run, unit_s, offset=0.2, height=0.42)
+    _label_ranks(axes, run.num_ranks, unit_s)
+    _explain_kinds(axes, run.spans)
+    return _finished(figure, axes, f"{title}: plan (pale) above run", run.provenance)
+
+
+def _draw_rows(
+    axes, timeline: Timeline, unit_s: float, *, offset: float, height: float, alpha: float = 1.0
+) -> None:
     zero = timeline.start_s
     for span in timeline.spans:
         start, width = (span.start_s - zero) / unit_s, span.duration_s / unit_s
-        axes.barh(span.rank, width, left=start, height=0.7, color=COLOURS[span.kind], ec="white")
-        if span.duration_s > 0.04 * timeline.step_time_s:
-            axes.text(start + width / 2, span.rank, span.label, ha="center", va="center", size=8)
-    axes.set_yticks(range(timeline.num_ranks), [f"rank {r}" for r in range(timeline.num_ranks)])
+        row = span.rank + offset
+        axes.barh(
+            row,
+            width,
+            left=start,
+            height=height,
+            color=COLOURS[span.kind],
+            ec="white",
+            lw=0.4,
+            alpha=alpha,
+        )
+        if span.duration_s > 0.018 * len(span.label) * timeline.step_time_s / 2:
+            axes.text(start + width / 2, row, span.label, ha="center", va="center", size=7)
+
+
+def _label_ranks(axes, num_ranks: int, unit_s: float) -> None:
+    axes.set_yticks(range(num_ranks), [f"rank {rank}" for rank in range(num_ranks)])
     axes.invert_yaxis()
-    axes.set_xlabel("time in ms" if unit_s == 1e-3 else f"time in units of {unit_s} s")
-    kinds = dict.fromkeys(span.kind for span in timeline.spans)
-    handles = [axes.barh(0, 0, color=COLOURS[kind], label=kind) for kind in kinds]
-    axes.legend(handles=handles, ncols=len(handles), loc="upper center", bbox_to_anchor=(0.5, -0.3))
-    return _finished(figure, axes, title, timeline.provenance)
+    axes.set_xlabel("time in ms" if unit_s == 1e-3 else "time in units of one forward")
+
+
+def _explain_kinds(axes, spans: Sequence[Span]) -> None:
+    kinds = dict.fromkeys(span.kind for span in spans)
+    handles = [Patch(color=COLOURS[kind], label=kind) for kind in kinds]
+    axes.legend(
+        handles=handles, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False, fontsize=8
+    )
+
+
+def draw_waterfall(
+    steps: Mapping[str, float], *, title: str, ylabel: str, provenance: str
+) -> Picture:
+    """Bars that start where the one before ended, and a last one for their sum."""
+    figure = Figure(figsize=(1.6 + 1.1 * (len(steps) + 1), 3.4))
+    axes = figure.subplots()
+    reached = 0.0
+    for name, height in steps.items():
+        axes.bar(name, height, bottom=reached, color="#4c78a8" if not reached else "#f58518")
+        axes.text(name, reached + height, f"{height:.3g}", ha="center", va="bottom", size=8)
+        reached += height
+    axes.bar("sum", reached, color="#54a24b")
+    axes.text("sum", reached, f"{reached:.3g}", ha="center", va="bottom", size=8)
+    axes.set_ylabel(ylabel)
+    return _finished(figure, axes, title, provenance)
 
 
 def draw_lines(

@@ -1,6 +1,13 @@
 import pytest
 
-from labkit.lab.plots import Picture, draw_lines, draw_stacks, draw_timeline
+from labkit.lab.plots import (
+    Picture,
+    draw_lines,
+    draw_plan_and_run,
+    draw_stacks,
+    draw_timeline,
+    draw_waterfall,
+)
 from labkit.measure.timeline import Span, Timeline
 
 
@@ -46,3 +53,23 @@ def test_a_stack_is_as_high_as_the_sum_of_its_parts():
     bars = picture.figure.axes[0].patches
     assert max(bar.get_y() + bar.get_height() for bar in bars) == 3.0
     assert is_png_with_title(picture, "measured:cpu")
+
+
+def test_a_plan_lies_above_its_run_on_the_same_rank():
+    plan = Timeline((Span(0, 0, 1, "F0", "forward"),), 1, "predicted")
+    run = Timeline((Span(0, 5, 7, "F0", "forward"),), 1, "measured:cpu")
+    picture = draw_plan_and_run(plan, run, "one rank", unit_s=1.0)
+    above, below = (b for b in picture.figure.axes[0].patches if b.get_width() > 0)
+    assert above.get_y() < below.get_y()  # the axis is inverted: rank 0 on top
+    assert (above.get_x(), below.get_x()) == (0, 0)
+    assert (above.get_width(), below.get_width()) == (1, 2)
+    assert is_png_with_title(picture, "measured:cpu")
+
+
+def test_a_waterfall_ends_at_the_sum_of_its_steps():
+    picture = draw_waterfall(
+        {"ideal": 4.0, "bubble": 1.0}, title="t", ylabel="ms", provenance="virtual:lab"
+    )
+    ideal, bubble, total = picture.figure.axes[0].patches
+    assert bubble.get_y() == 4.0 and total.get_height() == 5.0
+    assert is_png_with_title(picture, "virtual:lab")
