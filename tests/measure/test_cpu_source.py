@@ -1,0 +1,53 @@
+"""Figures of CPU ranks and of RAPL counters."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+from labkit.measure.cpu_source import ProcessSource, RaplSource
+
+
+def test_a_busy_process_uses_cpu_and_an_ended_one_is_lost():
+    sleeper = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    source = ProcessSource([os.getpid(), sleeper.pid])
+    first = source.read(0)
+    assert "cpu_percent" not in first.values and first.values["memory_used_bytes"] > 1e6
+    until = time.thread_time() + 0.05
+    while time.thread_time() < until:
+        pass
+    assert source.read(0).values["cpu_percent"] > 0
+    assert not source.read(1).lost
+    sleeper.kill()
+    sleeper.wait()
+    lost = source.read(1)
+    assert lost.lost and lost.values == {} and "ended" in lost.reasons["cpu_percent"]
+
+
+def package(folder, energy_uj):
+    folder.mkdir()
+    (folder / "name").write_text("package-0\n")
+    (folder / "max_energy_range_uj").write_text("1000000\n")
+    (folder / "energy_uj").write_text(f"{energy_uj}\n")
+
+
+def test_a_package_counter_that_began_anew_is_continued(tmp_path):
+    package(tmp_path / "intel-rapl:0", 900_000)
+    package(tmp_path / "intel-rapl:0:0", 5)  # a part of the package
+    source = RaplSource(tmp_path)
+    assert [device.name for device in source.devices] == ["CPU package-0"]
+    assert source.read(0).values["energy_j"] == 0
+    (tmp_path / "intel-rapl:0" / "energy_uj").write_text("100000")
+    assert source.read(0).values["energy_j"] == pytest.approx(0.2)
+
+
+def test_an_unreadable_counter_is_null_with_its_reason(tmp_path):
+    package(tmp_path / "intel-rapl:0", 1)
+    (tmp_path / "intel-rapl:0" / "energy_uj").unlink()
+    reading = RaplSource(tmp_path).read(0)
+    assert reading.values == {} and "root" in reading.reasons["energy_j"]
+    assert RaplSource(tmp_path / "none").devices == ()
