@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
 
 
@@ -97,16 +98,55 @@ def gradients(module: nn.Module) -> dict[str, Tensor]:
     }
 
 
-def joined(parts: Mapping[int, Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """The tensors of all ranks as one whole model's.
+def training_snapshot(
+    modules: Iterable[nn.Module],
+    loss_and_backward: Callable[[], Tensor | float],
+    learning_rate: float = 0.1,
+) -> dict[str, Tensor]:
+    """What one step of plain SGD makes of the modules, by name.
+
+    SGD, because Adam divides a wrong scale of the gradients away again.
+
+    Args:
+        modules: the whole model, or the stages of one rank.
+        loss_and_backward: makes the gradients and returns the loss.
+
+    Returns:
+        `loss`, `gradient of <name>`, and after the step `parameter <name>` and `buffer <name>`.
+        The modules are left changed, their gradients in place.
 
     Raises:
-        ValueError: two ranks hold the same name.
+        ValueError: a parameter that needs a gradient has none.
+    """
+    modules = list(modules)
+    for module in modules:
+        module.zero_grad()
+    snapshot = {"loss": torch.as_tensor(loss_and_backward()).detach().clone()}
+    for module in modules:
+        named = gradients(module)
+        snapshot.update({f"gradient of {name}": value for name, value in named.items()})
+    torch.optim.SGD([p for m in modules for p in m.parameters()], lr=learning_rate).step()
+    for module in modules:
+        for kind, named in [
+            ("parameter", module.named_parameters()),
+            ("buffer", module.named_buffers()),
+        ]:
+            snapshot.update({f"{kind} {n}": value.detach().clone() for n, value in named})
+    return snapshot
+
+
+def joined(parts: Mapping[int, Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """The tensors of all ranks as one whole model's; the `loss` of a snapshot is every rank's.
+
+    Raises:
+        ValueError: two ranks hold the same name, or different losses.
     """
     whole: dict[str, Tensor] = {}
     for rank, tensors in parts.items():
-        twice = whole.keys() & tensors.keys()
-        if twice:
-            raise ValueError(f"rank {rank} holds {sorted(twice)[0]}, which another rank holds too")
+        for name in sorted(whole.keys() & tensors.keys()):
+            if name != "loss":
+                raise ValueError(f"rank {rank} holds {name}, which another rank holds too")
+            if not torch.equal(whole[name], tensors[name]):
+                raise ValueError(f"loss is {tensors[name]} on rank {rank}, {whole[name]} before")
         whole.update(tensors)
     return whole

@@ -17,11 +17,11 @@ class Peers:
 
     Args:
         group: None for all ranks.
-        device: where the tensors of a collective lie.
+        device: where the tensors of a collective lie; may be set before the first one.
     """
 
     def __init__(
-        self, group: dist.ProcessGroup | None = None, device: torch.device = torch.device("cpu")
+        self, group: dist.ProcessGroup | None = None, device: torch.device | None = None
     ) -> None:
         self.group = group or (dist.group.WORLD if dist.is_initialized() else None)
         self.device = device
