@@ -107,6 +107,7 @@ def main(arguments: list[str] | None = None) -> int:
     for add in SUBCOMMANDS:
         add(subcommands)
     options = parser.parse_args(arguments)
+    sys.stdout.reconfigure(errors="replace")  # claims speak of ×; some terminals have none
     try:
         return options.run(options)
     except (ValueError, OSError) as error:

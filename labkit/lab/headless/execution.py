@@ -42,7 +42,7 @@ class Execution:
             "DEVICES": settings.devices,
             "RUN": str(settings.run),
         }
-        self.fingerprint = fingerprint(path.read_bytes(), self.parameters)
+        self.fingerprint = fingerprint(path.read_bytes())
 
     def can_be_kept(self) -> bool:
         """Whether it passed before, unchanged since, and what it left still says so."""

@@ -10,6 +10,7 @@ from pathlib import Path
 from labkit.lab import results
 from labkit.lab.claims import shown
 from labkit.lab.headless.comparison import WORKLOADS, Row, compare
+from labkit.lab.headless.state import RunState
 from labkit.lab.results import Record
 
 STYLE = (Path(__file__).parent / "report.css").read_text(encoding="utf-8")
@@ -27,22 +28,27 @@ def write_report(build: Path, run_name: str | None = None) -> Path:
     if not records:
         raise ValueError(f"{run} has no results; run make execute-notebooks first")
     target = run / "report.html"
-    target.write_text(page(run.name, records), encoding="utf-8")
+    verdicts = {stem: entry["verdict"] for stem, entry in RunState(run).finished.items()}
+    target.write_text(page(run.name, records, verdicts), encoding="utf-8")
     return target
 
 
 def latest_run(build: Path) -> Path:
-    """The run folder whose results changed last."""
-    files = sorted(build.glob(f"*/{results.FILE_NAME}"), key=lambda path: path.stat().st_mtime)
+    """The run folder whose results changed last; what was run by hand counts only if alone."""
+    files = list(build.glob(f"*/{results.FILE_NAME}"))
     if not files:
         raise ValueError(f"no results in {build}; run make execute-notebooks first")
-    return files[-1].parent
+    return max(files, key=lambda f: (f.parent.name != "interactive", f.stat().st_mtime)).parent
 
 
-def page(run_name: str, records: list[Record]) -> str:
-    """The whole page: no script, no link, nothing to load."""
+def page(run_name: str, records: list[Record], verdicts: dict[str, str]) -> str:
+    """The whole page: no script, no link, nothing to load.
+
+    Args:
+        verdicts: notebook -> passed, failed or interrupted, as the run ended.
+    """
     rows = compare(records)
-    parts = [f"<h1>{escape(run_name)}</h1>", _where(records)]
+    parts = [f"<h1>{escape(run_name)}</h1>", _where(records), _not_passed(verdicts)]
     for workload in WORKLOADS:
         parts.append(f"<h2>{workload.capitalize()} on 1, 2 and 4 devices</h2>")
         its = [row for row in rows if row.workload == workload]
@@ -70,6 +76,13 @@ def _where(records: list[Record]) -> str:
     }
     lines = (f"<b>{n}</b>: {escape(', '.join(sorted(v)) or 'unknown')}" for n, v in facts.items())
     return f"<p>{'<br>'.join(lines)}</p>"
+
+
+def _not_passed(verdicts: dict[str, str]) -> str:
+    """Without this line a page of passed claims would hide a notebook that broke before its own."""
+    names = [f"{stem} ({verdict})" for stem, verdict in verdicts.items() if verdict != "passed"]
+    text = f"Not passed: {', '.join(names)}" if names else f"All {len(verdicts)} notebooks passed."
+    return f'<p class="{"failed" if names else "passed"}">{escape(text)}</p>' if verdicts else ""
 
 
 def _quantity(rows: list[Row]) -> str:

@@ -60,10 +60,12 @@ class RunState:
         self.save()
 
 
-def fingerprint(notebook: bytes, parameters: dict[str, str]) -> str:
-    """Digest of everything that an earlier result rests on."""
+def fingerprint(notebook: bytes) -> str:
+    """Digest of what an earlier result rests on: the source, labkit, the installed versions.
+
+    The parameters need not be in it: other ones have another run folder.
+    """
     digest = hashlib.sha256(notebook)
-    digest.update(json.dumps(parameters, sort_keys=True).encode())
     for path in sorted(PACKAGE.rglob("*.py")):
         digest.update(str(path.relative_to(PACKAGE)).encode() + path.read_bytes())
     digest.update(_installed().encode())

@@ -42,6 +42,6 @@ def test_the_time_grows_with_the_size_only():
     chunks = [stream("x" * 5_000_000)]
     chunks += [NotebookNode(chunks[0], text=f"{i}\r") for i in range(100_000)]
     notebook = new_notebook(cells=[NotebookNode(new_code_cell(), outputs=chunks)])
-    began = time.monotonic()
+    began = time.process_time()
     compact(notebook)
-    assert time.monotonic() - began < 5
+    assert time.process_time() - began < 5

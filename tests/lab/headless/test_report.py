@@ -85,7 +85,7 @@ class Links(HTMLParser):
 
 
 def test_the_page_stands_alone_and_escapes_what_it_shows():
-    text = page("tiny-auto", RECORDS)
+    text = page("tiny-auto", RECORDS, {"01_a": "passed"})
     links = Links()
     links.feed(text)
     assert links.foreign == [] and "url(" not in text
@@ -93,7 +93,7 @@ def test_the_page_stands_alone_and_escapes_what_it_shows():
 
 
 def test_the_page_lists_every_claim_with_rule_status_provenance_and_reason():
-    text = page("tiny-auto", RECORDS)
+    text = page("tiny-auto", RECORDS, {"01_a": "passed"})
     assert "Claims: 1 passed, 1 refused, 0 failed" in text
     rows = [re.sub(r"<[^>]+>", "|", row) for row in text.split("<tr>") if "it &lt;holds" in row]
     assert "1.01 tokens/s within 5 %" in rows[0] and "measured:cpu" in rows[0]
@@ -101,11 +101,17 @@ def test_the_page_lists_every_claim_with_rule_status_provenance_and_reason():
 
 
 def test_a_workload_that_no_notebook_measured_is_said_to_be_missing():
-    assert "No notebook of this run measured inference." in page("x", RECORDS[:1])
+    assert "No notebook of this run measured inference." in page("x", RECORDS[:1], {})
+
+
+def test_a_notebook_that_broke_is_named_beside_the_claims_that_passed():
+    text = page("x", RECORDS, {"01_a": "passed", "11_b": "failed"})
+    assert "Not passed: 11_b (failed)" in text
+    assert "All 1 notebooks passed." in page("x", RECORDS, {"01_a": "passed"})
 
 
 def test_the_latest_run_is_reported_unless_one_is_named(tmp_path):
-    for number, name in enumerate(("tiny-auto", "tiny-cpu")):
+    for number, name in enumerate(("tiny-auto", "tiny-cpu", "interactive")):
         path = tmp_path / name / results.FILE_NAME
         results.append(path, RECORDS[0])
         os.utime(path, (number, number))

@@ -91,7 +91,7 @@ CASES = {
     "21_stops_executor": Case(
         ["os.kill(os.getppid(), signal.SIGSTOP); time.sleep(60)"],
         "Interrupted: its process did not end 3 s past the deadline",
-        metadata={"labkit": {"timeout_s": 4}},
+        metadata={"labkit": {"timeout_s": 8}},
     ),
     "22_picture": Case(
         ["import matplotlib.pyplot as plt\nplt.plot([1, 2]);", "print(PRESET, DEVICES, RUN)"],
@@ -102,6 +102,7 @@ CASES = {
         "CellTimeoutError: the cell ran longer than its 2 s",
     ),
 }
+pytestmark = pytest.mark.timeout(600)  # the run comes before the first test, in its time
 FAILING = [name for name, case in CASES.items() if case.reason]
 SAVED = [n for n in FAILING if n not in ("07_shell", "11_no_json", "12_no_parameters")]
 
@@ -136,6 +137,12 @@ def test_the_table_counts_the_cells_that_ran_to_their_end(run, name):
     if case.ran is not None:
         assert ran == case.ran
     assert (ran == cells) == (case.reason is None or case.ran in (0, cells))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_each_verdict_comes_within_its_deadline_and_the_time_to_end_everything(run, name):
+    """The limits of the cases are 8 s at most, then 5 s to be interrupted and 3 s of margin."""
+    assert float(verdict_line(run, name).split()[-1]) < 45  # on a busy machine
 
 
 def test_one_failed_notebook_makes_the_run_fail_and_does_not_stop_the_others(run):
