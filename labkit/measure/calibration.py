@@ -4,8 +4,8 @@ Two ways to time a recording on it:
 
 - by the fitted roofline (``play(recordings, machine)``): matrix products at the rate measured,
   everything else by its bytes;
-- by each operator's own CPU seconds, noted while it was recorded (``recorded_cost`` on recordings
-  that went through ``with_measured_costs``): truer, but only for this machine.
+- by each operator's own CPU seconds, noted while it was recorded (``play_measured``): truer, but
+  only for this machine.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ import torch
 import torch.distributed as dist
 
 from labkit.devices.profiles import Link, Machine, Profile, uniform_machine
-from labkit.measure.recording import Event, Recording
+from labkit.measure.recording import Event, Recording, Unrecorded
+from labkit.measure.timeline import Timeline
+from labkit.measure.virtual_clock import play
 
 _COMMUNICATES = ("send", "recv", "collective")
 
@@ -40,19 +42,43 @@ def with_measured_costs(recording: Recording) -> Recording:
     Raises:
         ValueError: the recording was made without ``timed``.
     """
-    if recording.cpu_s is None:
-        raise ValueError(
-            f"rank {recording.rank}: this recording has no measured seconds; use "
-            "record_step(..., timed=5)"
-        )
-    scale = recording.cpu_s.main / sum(event.own_s for event in recording.events)
+    its = _unrecorded(recording)
+    scale = its.main_s / sum(event.own_s for event in recording.events)
     messages = sum(event.kind in _COMMUNICATES for event in recording.events)
-    each_s = recording.cpu_s.others / messages if messages else 0.0
+    each_s = its.others_s / messages if messages else 0.0
     events = tuple(
         e._replace(own_s=e.own_s * scale + (each_s if e.kind in _COMMUNICATES else 0.0))
         for e in recording.events
     )
     return replace(recording, events=events)
+
+
+def play_measured(recordings: Sequence[Recording], machine: Machine) -> Timeline:
+    """Time recordings by the seconds measured for each operator, and by the machine's links.
+
+    Raises:
+        ValueError: a recording was made without ``timed``.
+    """
+    return play([with_measured_costs(r) for r in recordings], machine, recorded_cost)
+
+
+def measured_step_s(recordings: Sequence[Recording]) -> float:
+    """The step time measured when the recordings were made: slowest rank of the fastest call.
+
+    Raises:
+        ValueError: a recording was made without ``timed``.
+    """
+    of_each_call = zip(*(_unrecorded(r).walls_s for r in recordings), strict=True)
+    return min(max(walls_s) for walls_s in of_each_call)
+
+
+def _unrecorded(recording: Recording) -> Unrecorded:
+    if recording.unrecorded is None:
+        raise ValueError(
+            f"rank {recording.rank}: this recording has no measured seconds; use "
+            "record_step(..., timed=5)"
+        )
+    return recording.unrecorded
 
 
 @dataclass(frozen=True)
@@ -75,13 +101,17 @@ class LinkFit:
 
 
 def measure_link(
-    num_bytes: Sequence[int] = (4, 1 << 15, 1 << 18, 1 << 20), repeats: int = 30
+    num_bytes: Sequence[int] = (4, 1 << 15, 1 << 18), repeats: int = 15, busy_s: float = 0.01
 ) -> LinkFit:
     """Ping-pong between ranks 0 and 1 of the running process group; call it on both.
 
+    Each rank is busy for a while before it sends, as in a pipeline: a thread that has waited
+    wakes up later than one that has not.
+
     Args:
-        num_bytes: message sizes, at least two.
+        num_bytes: message sizes, smallest first, at least two.
         repeats: round trips per size, of which the median counts.
+        busy_s: how long the other rank waits for each message.
 
     Raises:
         ValueError: fewer than two sizes, or no process group of at least two ranks.
@@ -90,35 +120,38 @@ def measure_link(
         raise ValueError(
             f"num_bytes={num_bytes} and the process group must be two sizes and two ranks or more"
         )
-    one_way_s = [_round_trip_s(size, repeats) / 2 for size in num_bytes]
-    latency_s, s_per_byte = _line(num_bytes, one_way_s)
-    started = time.process_time()
-    _round_trip_s(num_bytes[1], repeats)
-    host_s = (time.process_time() - started) / (2 * repeats)
-    return LinkFit(max(latency_s, 1e-7), 1 / max(s_per_byte, 1e-13), host_s)
+    one_way_s = [_round_trip_s(size, repeats, busy_s) / 2 for size in num_bytes]
+    s_per_byte = max(_FASTEST_S_PER_BYTE,
+                     (one_way_s[-1] - one_way_s[0]) / (num_bytes[-1] - num_bytes[0]))
+    latency_s = median(s - s_per_byte * b for s, b in zip(one_way_s, num_bytes, strict=True))
+    started_s = time.process_time()
+    _round_trip_s(num_bytes[1], repeats, 0.0)
+    host_s = (time.process_time() - started_s) / (2 * repeats)
+    return LinkFit(max(latency_s, 0.0), 1 / s_per_byte, host_s)
 
 
-def _round_trip_s(num_bytes: int, repeats: int) -> float:
+_FASTEST_S_PER_BYTE = 1 / 100e9  # no loopback copies faster than memory does
+
+
+def _round_trip_s(num_bytes: int, repeats: int, busy_s: float) -> float:
+    """Median of there and back, without the time in which a rank was busy before it sent."""
     message, rank, trips = torch.zeros(num_bytes, dtype=torch.uint8), dist.get_rank(), []
     for _ in range(repeats):
-        started = time.perf_counter()
-        if rank == 0:
-            dist.send(message, 1)
-            dist.recv(message, 1)
-        else:
-            dist.recv(message, 0)
-            dist.send(message, 0)
-        trips.append(time.perf_counter() - started)
-    return median(trips)
+        started_s = time.perf_counter()
+        for sender in (0, 1):
+            if rank == sender:
+                _keep_busy(busy_s)
+                dist.send(message, 1 - sender)
+            elif rank == 1 - sender:
+                dist.recv(message, sender)
+        trips.append(time.perf_counter() - started_s - 2 * busy_s)
+    return max(0.0, median(trips))
 
 
-def _line(xs: Sequence[float], ys: Sequence[float]) -> tuple[float, float]:
-    """Intercept and slope of the least-squares line."""
-    mean_x, mean_y = sum(xs) / len(xs), sum(ys) / len(ys)
-    slope = sum((x - mean_x) * (y - mean_y) for x, y in zip(xs, ys, strict=True)) / sum(
-        (x - mean_x) ** 2 for x in xs
-    )
-    return mean_y - slope * mean_x, slope
+def _keep_busy(seconds: float) -> None:
+    until_s = time.perf_counter() + seconds
+    while time.perf_counter() < until_s:
+        pass
 
 
 def calibrate(

@@ -54,16 +54,20 @@ class Region(NamedTuple):
 NO_REGION = Region("", "compute")
 
 
-class CpuSeconds(NamedTuple):
-    """CPU seconds of one unrecorded step on this rank.
+class Unrecorded(NamedTuple):
+    """What the same step took on this rank without the recorder, over some calls.
 
     Attributes:
-        main: of the thread that runs the program.
-        others: of all other threads of the process: those that move gloo's messages.
+        main_s: CPU seconds of the thread that runs the program, of the fastest call: what else
+            runs on the machine can only slow a call.
+        others_s: CPU seconds of all other threads of the process in that call; they move gloo's
+            messages.
+        walls_s: wall-clock seconds of each call.
     """
 
-    main: float
-    others: float
+    main_s: float
+    others_s: float
+    walls_s: tuple[float, ...]
 
 
 @dataclass(frozen=True)
@@ -77,7 +81,7 @@ class Recording:
         peak_bytes: most bytes alive at once, by storage: whatever was held, plus what came alive.
         unknown_operators: name -> count of operators without a FLOP formula that are not known to
             be bound by memory either; they cost their bytes.
-        cpu_s: what the same piece took unrecorded, where that was measured.
+        unrecorded: what the same step took without the recorder, where that was measured.
 
     Raises:
         ValueError: an event has an unknown kind or region.
@@ -88,7 +92,7 @@ class Recording:
     regions: tuple[Region, ...]
     peak_bytes: int
     unknown_operators: dict[str, int]
-    cpu_s: CpuSeconds | None = None
+    unrecorded: Unrecorded | None = None
 
     def __post_init__(self) -> None:
         for event in self.events:

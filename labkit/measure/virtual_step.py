@@ -9,8 +9,10 @@ from dataclasses import replace
 from statistics import median
 from typing import Any
 
+import torch.distributed as dist
+
 from labkit.measure.recorder import Recorder
-from labkit.measure.recording import CpuSeconds, Recording
+from labkit.measure.recording import Recording, Unrecorded
 from labkit.measure.regions import region
 
 
@@ -21,6 +23,7 @@ def record_step(
     capacity_bytes: int | None = None,
     warm_up: int = 1,
     timed: int = 0,
+    group: dist.ProcessGroup | None = None,
 ) -> Recording:
     """Run ``step`` unrecorded, then once recorded, and return the recording.
 
@@ -32,9 +35,9 @@ def record_step(
         hold: modules, optimizers and tensors that are alive all the time.
         capacity_bytes: memory of the virtual device, None for no limit.
         warm_up: unrecorded calls before, >= 0.
-        timed: so many further unrecorded calls and recorded ones, alternating, give the medians of
-            each operator's and the whole step's CPU seconds, which ``recorded_cost`` needs; 0
-            records once and measures nothing.
+        timed: so many further unrecorded calls and recorded ones, alternating, measure the step's
+            and each operator's seconds, which ``recorded_cost`` needs; 0 records once.
+        group: the ranks that start each timed call together; None for a rank alone.
 
     Raises:
         VirtualOutOfMemoryError: the recorded step needs more than ``capacity_bytes``.
@@ -44,27 +47,32 @@ def record_step(
         step()
     recorder = Recorder(capacity_bytes=capacity_bytes)
     recorder.hold(*hold)
-    recordings, seconds = [], []
-    for _ in range(max(1, timed)):
-        if timed:
-            seconds.append(_cpu_seconds(step))
-        with recorder:
-            step()
-        recordings.append(recorder.take())
-    return median_recording(recordings, seconds) if timed else recordings[0]
+    if not timed:
+        return _recorded(recorder, step)
+    calls, recordings = [], []
+    for _ in range(timed):
+        calls.append(_timed(step, group))
+        recordings.append(_recorded(recorder, step))
+    return joined_recording(recordings, calls)
 
 
-def _cpu_seconds(step: Callable[[], Any]) -> CpuSeconds:
-    main_s, all_s = time.thread_time(), time.process_time()
+def _recorded(recorder: Recorder, step: Callable[[], Any]) -> Recording:
+    with recorder:
+        step()
+    return recorder.take()
+
+
+def _timed(step: Callable[[], Any], group: dist.ProcessGroup | None) -> Unrecorded:
+    if group is not None:
+        dist.barrier(group)
+    wall_s, main_s, all_s = time.perf_counter(), time.thread_time(), time.process_time()
     step()
     main_s, all_s = time.thread_time() - main_s, time.process_time() - all_s
-    return CpuSeconds(main_s, max(0.0, all_s - main_s))
+    return Unrecorded(main_s, max(0.0, all_s - main_s), (time.perf_counter() - wall_s,))
 
 
-def median_recording(
-    recordings: Sequence[Recording], seconds: Sequence[CpuSeconds]
-) -> Recording:
-    """The last of several recordings of one program, with the medians of the measured seconds.
+def joined_recording(recordings: Sequence[Recording], calls: Sequence[Unrecorded]) -> Recording:
+    """The last of several recordings of one program, with each operator's median seconds.
 
     Raises:
         ValueError: the recordings are not of one program.
@@ -76,11 +84,14 @@ def median_recording(
                 f"rank {last.rank}: a step of {len(other.events)} events and one of "
                 f"{len(last.events)} are not the same program; record a steady step"
             )
-    own = [median(same) for same in zip(*([e.own_s for e in r.events] for r in recordings),
-                                        strict=True)]
-    events = tuple(e._replace(own_s=s) for e, s in zip(last.events, own, strict=True))
-    cpu_s = CpuSeconds(median(s.main for s in seconds), median(s.others for s in seconds))
-    return replace(last, events=events, cpu_s=cpu_s)
+    of_each_event = zip(*([e.own_s for e in r.events] for r in recordings), strict=True)
+    events = tuple(
+        event._replace(own_s=median(own_s))
+        for event, own_s in zip(last.events, of_each_event, strict=True)
+    )
+    fastest = min(calls, key=lambda call: call.main_s)
+    walls_s = tuple(call.walls_s[0] for call in calls)
+    return replace(last, events=events, unrecorded=fastest._replace(walls_s=walls_s))
 
 
 @contextmanager
