@@ -1,30 +1,26 @@
-"""One-way links between ranks, on which messages arrive in the order in which they were sent.
-
-Each direction between two ranks is a process group of its own. On one shared NCCL communicator an
-activation could queue behind a gradient that waits for it; and NCCL knows no tags, so the order of
-the messages is the only thing that tells them apart.
-"""
+"""One-way links between ranks, on which messages arrive in the order in which they were sent."""
 
 from __future__ import annotations
 
-from itertools import chain
+from collections.abc import Iterable
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
 from torch import Tensor
 
-from labkit.parallel.messages import incoming, outgoing
+from labkit.parallel.messages import outgoing
 from labkit.parallel.peers import Peers
 from labkit.parallel.schedules import Schedule
 
-# opening a link takes about 10 ms and a socket: once per pair of ranks, for all pipelines
-_open: WeakKeyDictionary[dist.ProcessGroup, dict[tuple[int, int], dist.ProcessGroup]]
-_open = WeakKeyDictionary()
+Pair = tuple[int, int]  # from, to: ranks within a pipeline
+
+# groups of their own, by the two processes, for all pipelines of this process
+_opened: WeakKeyDictionary[dist.ProcessGroup, dict[Pair, dist.ProcessGroup]] = WeakKeyDictionary()
 
 
 class Link(NamedTuple):
-    """From `source` to `destination` (numbers among all processes), alone in `group`."""
+    """From process `source` to process `destination`."""
 
     group: dist.ProcessGroup
     source: int
@@ -37,19 +33,35 @@ class Link(NamedTuple):
         return dist.irecv(buffer, self.source, group=self.group)
 
 
-def open_links(peers: Peers, schedule: Schedule) -> dict[tuple[int, int], Link]:
-    """The links (from, to) that `schedule` uses and that this rank is an end of.
+def pairs_of(schedule: Schedule) -> set[Pair]:
+    """Who sends to whom."""
+    return {(r, to) for r in range(schedule.num_ranks) for to in outgoing(schedule, r)}
 
-    All processes must call, as `dist.new_group` asks, also those of other pipelines: each then
-    opens the links of all, in one order.
+
+def open_links(peers: Peers, pairs: Iterable[Pair]) -> dict[Pair, Link]:
+    """The links of `pairs` that this rank is an end of; all ranks of the pipeline must call.
+
+    gloo keeps the two directions between two ranks apart by itself. NCCL runs what one communicator
+    is given in one queue, where an activation would wait behind a receive that was posted early,
+    and it may wait for ever. So each link gets a group of its own there.
     """
-    receives = {(source, peers.rank) for source in incoming(schedule, peers.rank)}
-    sends = {(peers.rank, to) for to in outgoing(schedule, peers.rank)}
-    if peers.size == 1:
+    ends = {pair: tuple(map(peers.global_rank, pair)) for pair in sorted(pairs)}
+    if not ends:
         return {}
-    ends = {pair: tuple(map(peers.global_rank, pair)) for pair in receives | sends}
-    told = Peers(None, peers.device).gather(tuple(ends.values()))
-    known = _open.setdefault(dist.group.WORLD, {})
-    for pair in sorted(set(chain(*told)) - known.keys()):
-        known[pair] = dist.new_group(list(pair))
-    return {pair: Link(known[ends[pair]], *ends[pair]) for pair in ends}
+    groups = dict.fromkeys(ends.values(), peers.group)
+    if dist.get_backend(peers.group) != "gloo":
+        groups = groups_of_their_own(ends.values())
+    return {p: Link(groups[ends[p]], *ends[p]) for p in ends if peers.rank in p}
+
+
+def groups_of_their_own(pairs: Iterable[Pair]) -> dict[Pair, dist.ProcessGroup]:
+    """A process group for each pair of processes, opened once and kept for later pipelines.
+
+    While a pair is new, all processes have to come here with the same pairs, as `dist.new_group`
+    asks: build the pipeline over all ranks before those over some of them.
+    """
+    known = _opened.setdefault(dist.group.WORLD, {})
+    for pair in pairs:
+        if pair not in known:
+            known[pair] = dist.new_group(list(pair))
+    return known

@@ -16,7 +16,7 @@ from torch.amp import GradScaler
 
 from labkit.parallel import pipeline_guards as guards
 from labkit.parallel.clipping import clip_to_global_norm
-from labkit.parallel.links import open_links
+from labkit.parallel.links import open_links, pairs_of
 from labkit.parallel.losses import BatchLoss, LossFunction, Scale, token_losses
 from labkit.parallel.mail import Mail
 from labkit.parallel.messages import forwards_only
@@ -68,7 +68,8 @@ class Pipeline:
         mixing = sum(peers.gather(guards.batch_dependent_layers(self.stages)), ())
         guards.warn_of_batch_dependence(mixing, schedule.num_microbatches)
         self._planner = Planner(self.stages, schedule, peers, mixing)
-        self._links = open_links(peers, schedule)
+        self._links = open_links(peers, pairs_of(schedule) | self._tied.pairs)
+        self._tied.equalise(self._links)
         splits = any(action.kind == "W" for action in schedule)
         self._workers = {
             stage: StageWorker(module, is_first=stage == 0, splits_backward=splits)
@@ -112,7 +113,7 @@ class Pipeline:
         self._tied.set_aside()
         with torch.enable_grad():
             execution.run()
-        self._tied.sum_gradients()
+        self._tied.sum_gradients(self._links)
         self._check_coverage(together=is_new)
         return execution.loss.item()
 
