@@ -52,8 +52,9 @@ class TruthfulManager(NotebookExecutionManager):
 
     def cell_start(self, cell, cell_index=None, **_) -> None:
         cells = code_cells(self.nb)
-        if any(cell is other for other in cells):
-            self.on_cell(1 + next(i for i, c in enumerate(cells) if c is cell), len(cells))
+        for number, other in enumerate(cells, start=1):
+            if other is cell:
+                self.on_cell(number, len(cells))
         super().cell_start(cell, cell_index)
 
     def notebook_complete(self, **_) -> None:
@@ -113,7 +114,7 @@ class LabClient(PapermillNotebookClient):
         try:
             self.execute_cell(cell, index)
         except CellExecutionError as error:
-            return error.ename, (error.evalue or "no message").splitlines()[0]
+            return error.ename, (error.evalue or "no message").splitlines()[0][:500]
         except CellTimeoutError as error:
             self.shutdown_kernel = "immediate"  # it does not listen
             return "CellTimeoutError", str(error)
@@ -138,9 +139,10 @@ class LabClient(PapermillNotebookClient):
 
     async def _async_handle_timeout(self, timeout: float, cell: NotebookNode | None = None):
         """Interrupt, so that the traceback shows where the cell was; then give it up."""
+        over = monotonic() >= self.deadline
         await self.km.interrupt_kernel()
         await asyncio.wait({self._outputs}, timeout=INTERRUPT_GRACE_S)
-        if monotonic() >= self.deadline:
+        if over:
             raise CellTimeoutError(f"the notebook's {self.notebook_timeout_s:g} s are over")
         raise CellTimeoutError(f"the cell ran longer than its {timeout:g} s")
 

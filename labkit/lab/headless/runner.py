@@ -9,6 +9,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TextIO
 
+from labkit.lab import results
 from labkit.lab.headless.execution import Execution
 from labkit.lab.headless.outcome import Outcome, table
 from labkit.lab.headless.progress import Progress
@@ -114,11 +115,9 @@ def execute(settings: Settings, out: TextIO = sys.stdout) -> int:
 
 def _run_all(settings: Settings, chosen: list[Path], stop: Stop, out: TextIO) -> list[Outcome]:
     state = RunState(settings.run)
-    executions = [Execution(path, settings, state) for path in chosen]
     if not settings.only:
-        if state.complete:
-            state.forget()
-        state.complete = False
+        _begin_series(settings.run, state, {path.stem for path in chosen})
+    executions = [Execution(path, settings, state) for path in chosen]
     kept = set() if settings.only else {e.stem for e in executions if e.can_be_kept()}
     expected = {e.stem: state.seconds(e.stem) for e in executions if e.stem not in kept}
     progress = Progress(out, expected)
@@ -134,6 +133,16 @@ def _run_all(settings: Settings, chosen: list[Path], stop: Stop, out: TextIO) ->
         state.complete = not _any_failed(outcomes)
     state.save()
     return outcomes
+
+
+def _begin_series(run: Path, state: RunState, stems: set[str]) -> None:
+    """Start anew after a green run; notebooks that are gone leave no results behind."""
+    if state.complete:
+        state.forget()
+    state.complete = False
+    state.finished = {stem: entry for stem, entry in state.finished.items() if stem in stems}
+    path = run / results.FILE_NAME
+    results.replace_all(path, [r for r in results.read(path) if r.notebook in stems])
 
 
 def _any_failed(outcomes: list[Outcome]) -> bool:

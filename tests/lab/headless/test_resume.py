@@ -5,6 +5,7 @@ import json
 import nbformat
 import pytest
 
+from labkit.lab import results
 from labkit.lab.headless import truth
 from labkit.lab.headless.execution import Execution
 
@@ -71,6 +72,17 @@ def test_what_passed_is_run_again_when_its_source_parameters_or_saved_notebook_c
     assert started(instant.execute()[1]) == ["01_first", "02_bad"]
     state = json.loads((instant.run_folder / "state.json").read_text())
     assert state["finished"]["02_bad"]["verdict"] == "failed"
+
+
+def test_a_notebook_that_is_gone_leaves_no_results(instant):
+    instant.add("01_first", "1")
+    path = instant.run_folder / results.FILE_NAME
+    for notebook in ("01_first", "09_gone"):
+        results.append(path, results.Record(notebook, "x", "measurement", 1.0))
+    instant.execute(only=("01",))
+    assert [record.notebook for record in results.read(path)] == ["09_gone"]  # not its business
+    instant.execute()
+    assert results.read(path) == []
 
 
 def test_records_of_a_notebook_that_runs_again_are_replaced_and_the_gate_reads_only_them(series):
