@@ -1,7 +1,7 @@
 """A stand-in for the library libnvidia-ml with scripted GPUs.
 
 An object assigned to ``pynvml.nvmlLib``: the real pynvml wrappers and the real nvitop run on top,
-only the shared object is replaced. A GPU's figures are numbers or key frames: ``[[0, 20], [1, 90]]``
+only the shared object is replaced. Figures are numbers or key frames: ``[[0, 20], [1, 90]]``
 is 20 at second 0 and 90 from second 1 on, linear between.
 
 Other processes see the same GPUs through ``sitecustomize.py`` in this folder, which reads the
