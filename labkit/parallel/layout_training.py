@@ -82,9 +82,7 @@ class LayoutTraining:
                 sequence=layout.sequence,
             )
         if layout.data > 1 and layout.data_style == "fsdp":
-            shard_data(
-                self.model, self.mesh["data"], reshard_after_forward=layout.pipeline == 1
-            )
+            shard_data(self.model, self.mesh["data"], reshard_after_forward=layout.pipeline == 1)
 
     def step(self, ids_BT: Tensor, targets_BT: Tensor, *, clip: float | None = None) -> float:
         """Train on one batch, the whole of which every rank is given.

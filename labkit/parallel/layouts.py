@@ -56,7 +56,7 @@ class Layout:
 
     @property
     def _needs_plan(self) -> bool:
-        """FSDP2 shards DTensors along a second axis; what layers by hand hold it takes for whole."""
+        """FSDP2 shards DTensors along a second axis, and takes the parts held by hand for whole."""
         return self.sequence or (self.data > 1 and self.data_style == "fsdp")
 
     def _check_styles(self) -> None:
@@ -95,7 +95,10 @@ class Layout:
         if self.tensor > 1:
             check_tensor_sizes(self.tensor, sharded_sizes(config, sequence=self.sequence))
         if self.pipeline > config.layers:
-            raise ValueError(f"pipeline={self.pipeline} ranks need as many of layers={config.layers}")
+            raise ValueError(
+                f"pipeline={self.pipeline} ranks need a block each, there are "
+                f"layers={config.layers}"
+            )
         pieces = self.data * (self.microbatches if self.pipeline > 1 else 1)
         if batch % pieces:
             raise ValueError(
@@ -110,9 +113,7 @@ class Layout:
             ValueError: there are more or fewer ranks than the layout needs.
         """
         if dist.get_world_size() != self.ranks:
-            raise ValueError(
-                f"{self} needs {self.ranks} ranks, there are {dist.get_world_size()}"
-            )
+            raise ValueError(f"{self} needs {self.ranks} ranks, there are {dist.get_world_size()}")
         sizes = tuple(getattr(self, axis) for axis in self.order)
         return init_device_mesh(device_type, sizes, mesh_dim_names=self.order)
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 
 from labkit.parallel.peers import Peers
 from labkit.parallel.schedules import Schedule
@@ -63,7 +64,13 @@ def _fault(stages: Mapping[int, nn.Module], schedule: Schedule, peers: Peers) ->
     if tuple(sorted(stages)) != due:
         held = "a single module" if -1 in stages else f"stages {sorted(stages)}"
         return f"was given {held}, and the schedule gives it stages {list(due)}; cut those"
+    splits = any(action.kind == "W" for action in schedule)
     for stage, module in stages.items():
+        if splits and any(isinstance(layer, FSDPModule) for layer in module.modules()):
+            return (
+                f"stage {stage} is sharded by FSDP2, whose hooks lose gradients when schedule "
+                f"{schedule.name!r} takes the backward apart; use 1F1B or GPipe, or whole copies"
+            )
         for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
             if tensor.device != peers.device:
                 return (

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Placement
+from torch.distributed.tensor import DTensor, Placement, Replicate
 
 from labkit.parallel.tensor_layers import ColumnLinear, RowLinear
 
@@ -65,7 +65,12 @@ def full(local: Tensor, part: Part) -> Tensor:
     tensor = as_dtensor(local.detach(), part)
     if not isinstance(tensor, DTensor):
         return tensor.clone()
-    return tensor.full_tensor().clone()
+    # one axis after the other: FSDP2's, which was cut last, first; torch warns of both at once
+    placements = list(tensor.placements)
+    for axis in range(len(placements)):
+        placements[axis] = Replicate()
+        tensor = tensor.redistribute(placements=placements)
+    return tensor.to_local().clone()
 
 
 def full_parameters(model: nn.Module) -> dict[str, Tensor]:

@@ -125,9 +125,7 @@ def block_plan(*, sequence: bool = False) -> dict[str, ParallelStyle]:
     return plan
 
 
-def _by_plan(
-    model: Transformer, mesh: DeviceMesh, sequence: bool, split_vocabulary: bool
-) -> None:
+def _by_plan(model: Transformer, mesh: DeviceMesh, sequence: bool, split_vocabulary: bool) -> None:
     for block in model.layers.values():
         _parallelize(block, mesh, block_plan(sequence=sequence))
     between = Shard(1) if sequence else Replicate()

@@ -55,9 +55,7 @@ def _measure(rank):
     pair = dist.new_group([1, 2])
     found = {
         "pairs": time_pairs(world, CPU, sizes=SIZES, repeats=3),
-        "slow": measure_links(
-            world, CPU, sizes=SIZES, repeats=2, transport=Slow(world, CPU)
-        ),
+        "slow": measure_links(world, CPU, sizes=SIZES, repeats=2, transport=Slow(world, CPU)),
         "all_reduce": time_collective("all_reduce", world, CPU, sizes=(3 * 4096,), repeats=3),
     }
     if rank in (1, 2):
