@@ -91,14 +91,15 @@ def unreadable_cells(notebook: NotebookNode) -> Iterator[str]:
 
 
 def scattered_imports(notebook: NotebookNode) -> Iterator[str]:
-    """Imports stand in the first cell of the notebook and in the first one of the ranks."""
-    cells = code_cells(notebook)
-    first_on_ranks = next((number for number, cell in cells if on_ranks(cell)), None)
-    for number, cell in cells[1:]:
+    """Imports stand in the first cell of the notebook and in the first one of each set of ranks."""
+    ranks_are_new = True
+    for number, cell in code_cells(notebook)[1:]:
+        ranks_are_new |= "Ranks(" in cell.source
         imports = any(isinstance(node, IMPORTS) for node in nodes_of(cell))
-        if imports and number != first_on_ranks:
+        if imports and not (on_ranks(cell) and ranks_are_new):
             where = "first %%ranks cell" if on_ranks(cell) else "first code cell"
             yield f"cell {number} imports: the place for it is the {where}"
+        ranks_are_new &= not on_ranks(cell)
 
 
 def long_cells(notebook: NotebookNode) -> Iterator[str]:
