@@ -5,9 +5,9 @@ The lab's model in one process and in two over gloo: naive (one microbatch), tor
 the clock plays the recordings with each operator's own CPU seconds and the link that ping-pong
 shows (for one process this only shows that nothing is lost). Beside it stand times that use no
 measurement of the program at hand: by rates per operator, learnt on one process with 1, 4 and 16
-microbatches, and by the fitted roofline. The fastest of the calls counts on both sides: what else runs can only slow a call. Each
-configuration waits up to a minute for a quiet machine; one that never was is marked, and left out
-of the summary: its measured side is too slow.
+microbatches, and by the fitted roofline. The fastest of the calls counts on both sides: what else
+runs can only slow a call. Each configuration waits up to a minute for a quiet machine; one that
+never was is marked, and left out of the summary: its measured side is too slow.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
 import pickle
+from statistics import median
+from time import thread_time
 
 import pytest
 import torch
@@ -12,6 +14,8 @@ from labkit.measure.live_storages import VirtualOutOfMemoryError
 from labkit.measure.operator_costs import classify
 from labkit.measure.recorder import Recorder
 from labkit.measure.regions import region
+from labkit.models.config import preset
+from labkit.models.transformer import Transformer
 
 
 def record(function, **settings):
@@ -231,6 +235,24 @@ def test_a_receive_from_anyone_cannot_be_timed_and_says_so():
     operator = torch.ops.c10d.recv_any_source_.default
     with pytest.raises(NotImplementedError, match="recv_any_source_ cannot be timed"):
         communication.event_of(operator, ([], None, 0), {}, None, lambda tensor: 0)
+
+
+def test_recording_takes_at_most_three_times_the_unrecorded_step():
+    # benchmarks/recorder.py measures it with care; this only notices when it becomes expensive
+    model, ids = Transformer(preset("tiny").model), torch.zeros(2, 64, dtype=torch.long)
+    recorder, ratios = Recorder(), []
+
+    def step_s():
+        started = thread_time()
+        model(ids).sum().backward()
+        return thread_time() - started
+
+    step_s()
+    for _ in range(7):
+        plain_s = step_s()
+        with recorder:
+            ratios.append(step_s() / plain_s)
+    assert median(ratios) <= 3
 
 
 # ---- real ranks

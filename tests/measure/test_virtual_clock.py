@@ -3,6 +3,8 @@
 from dataclasses import replace
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from labkit.devices.profiles import Link, Profile, uniform_machine
 from labkit.measure.collective_costs import collective_s
@@ -332,3 +334,45 @@ def test_collectives_of_one_ring_follow_each_other():
         recording(r, *(collective("all_gather", (0, 1), s, 2) for s in (1, 2))) for r in (0, 1)
     ]
     assert ends(play(ranks, PAIR), rank=0, kind="collective") == [1.5, 3.0]
+
+
+# ---- any program
+
+steps = st.lists(
+    st.tuples(st.integers(0, 2), st.integers(0, 2), st.integers(1, 9)), min_size=1, max_size=30
+)
+
+
+@settings(deadline=None)
+@given(steps)
+def test_any_program_runs_as_its_dependencies_say(drawn):
+    """Each step is an operator on rank a (a = b) or a message a -> b of what a computed last.
+
+    Taken in the order drawn, every step's start is the latest of: its device free, its input
+    there, its link free. The clock, which sees each rank's program alone, must find the same.
+    """
+    programs, latest, number = {0: [], 1: [], 2: []}, [100, 101, 102], 0
+    free, link_free, there = [0.0] * 3, {}, {}
+    expected = set()
+    for a, b, size in drawn:
+        number += 1
+        if a == b:
+            start = max(free[a], there.get(latest[a], 0.0))
+            free[a] = there[number] = start + size
+            programs[a].append(operator(size, (latest[a],), (number,)))
+            expected.add((a, free[a]))
+        else:
+            start = max(free[a], there.get(latest[a], 0.0), link_free.get((a, b), 0.0))
+            link_free[a, b] = start + 0.5 + size
+            there[number] = max(link_free[a, b], free[b])
+            programs[a].append(send(b, latest[a], size))
+            programs[b].append(receive(a, number, size))
+        latest[b] = number
+    three = uniform_machine("three", TOY, WIRE, 3)
+    timeline = play([recording(rank, *events) for rank, events in programs.items()], three)
+    computed = [s for s in timeline.spans if s.kind == "compute"]
+    assert {(s.rank, s.end_s) for s in computed} <= expected
+    for rank in range(3):
+        assert timeline.busy_s(rank) == sum(e.flops for e in programs[rank])
+        ended = [end for r, end in expected if r == rank]
+        assert max(ends(timeline, rank=rank, kind="compute"), default=0) == max(ended, default=0)
