@@ -15,7 +15,7 @@ COLOURS = {
     "backward": "#f58518",
     "weight": "#e6c229",
     "optimizer": "#54a24b",
-    "compute": "#4c78a8",
+    "compute": "#9ecae9",
     "transfer": "#b279a2",
     "collective": "#e45756",
     "wait": "#d8d8d8",
@@ -113,6 +113,7 @@ def draw_waterfall(
         reached += height
     axes.bar("sum", reached, color="#54a24b")
     axes.text("sum", reached, f"{reached:.3g}", ha="center", va="bottom", size=8)
+    axes.set_ylim(0, 1.12 * reached)
     axes.set_ylabel(ylabel)
     return _finished(figure, axes, title, provenance)
 
