@@ -156,17 +156,22 @@ class Recorder(TorchDispatchMode):
             if func.namespace == "profiler":
                 self._follow_profiler(its.name, args)
             for tensor in outputs:
-                self.storages.number(tensor)
+                if not tensor.is_meta:
+                    self.storages.number(tensor)
             return
         inputs = flat_tensors(args)
         if kwargs:
             inputs += flat_tensors(list(kwargs.values()))
         if any(t.is_meta for t in inputs + outputs):
             return  # shapes are worked out, nothing runs
-        written = written_tensors(its, args, kwargs) if its.written_args else outputs
         if not its.known:
             self._unknown[its.name] += 1
         number = self.storages.number
+        written = outputs
+        if its.written_args:  # what is changed in place is often returned as well
+            written = written_tensors(its, args, kwargs)
+            changed = {number(t) for t in written}
+            written += [t for t in outputs if number(t) not in changed]
         flops = its.flops(*args, **kwargs, out_val=result) if its.flops else 0
         self._events.append(
             Event(

@@ -72,6 +72,22 @@ def test_a_copy_and_a_fill_count_what_they_overwrite_once():
     assert [event.num_bytes for event in recording.events] == [32, 16, 16]
 
 
+def test_an_operator_that_changes_an_argument_and_returns_new_tensors_writes_both():
+    norm, x = nn.BatchNorm1d(4), torch.ones(8, 4)
+    recorder = Recorder()
+    with recorder:
+        y = norm(x)
+        live = recorder.storages.bytes
+    event = next(e for e in recorder.take().events if "batch_norm" in e.name)
+    assert len(set(event.writes)) >= 3  # the result and the two running statistics
+    assert live >= x.nbytes + y.nbytes
+
+
+def test_meta_tensors_take_neither_time_nor_memory():
+    _, recording = record(lambda: torch.ones(1000, device="meta") + 1)
+    assert recording.events == () and recording.peak_bytes == 0
+
+
 def test_an_embedding_reads_only_the_rows_it_takes():
     table, ids = nn.Embedding(1000, 4), torch.tensor([1, 2, 3])
     _, recording = record(lambda: table(ids))
