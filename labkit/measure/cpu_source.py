@@ -11,6 +11,8 @@ import psutil
 from labkit.measure.metrics import METRICS, Metered, Reading
 
 POWERCAP = Path("/sys/class/powercap")
+SHORTEST_S = 0.09  # the system counts CPU time in ticks of 10 ms: a shorter difference is noise
+TOO_SOON = "no look before it, or less than 0.09 s ago"
 NO_GPU = dict.fromkeys(METRICS, "a CPU process has no such figure")
 NO_METER = {"energy_j": "a process has no meter; RAPL counts whole packages, where it is readable"}
 
@@ -38,13 +40,18 @@ class ProcessSource:
         except psutil.Error as error:
             gone = isinstance(error, psutil.NoSuchProcess)
             return Reading.nothing("the process has ended" if gone else str(error), lost=gone)
-        now = (time.perf_counter(), times.user + times.system)
-        before, self._before[index] = self._before[index], now
         values = {"memory_used_bytes": float(resident)}
-        if before is None or now[0] <= before[0]:
-            return Reading(values, NO_GPU | NO_METER | {"cpu_percent": "the first look"})
-        values["cpu_percent"] = 100 * (now[1] - before[1]) / (now[0] - before[0])
-        return Reading(values, NO_GPU | NO_METER)
+        percent = self._cpu_percent(index, times.user + times.system)
+        if percent is None:
+            return Reading(values, NO_GPU | NO_METER | {"cpu_percent": TOO_SOON})
+        return Reading(values | {"cpu_percent": percent}, NO_GPU | NO_METER)
+
+    def _cpu_percent(self, index: int, cpu_s: float) -> float | None:
+        now_s, before = time.perf_counter(), self._before[index]
+        if before is not None and now_s - before[0] < SHORTEST_S:
+            return None
+        self._before[index] = (now_s, cpu_s)
+        return None if before is None else 100 * (cpu_s - before[1]) / (now_s - before[0])
 
 
 def _process(pid: int) -> psutil.Process | None:

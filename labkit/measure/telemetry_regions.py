@@ -12,6 +12,7 @@ from labkit.measure.timeline import COMPUTE_KINDS, Span, merged_intervals
 
 Intervals = list[tuple[float, float]]
 WAITING = "waiting"
+WORTH_NAMING = 1e-3  # of the whole: between any two regions lie some microseconds
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,8 @@ def _regions(spans: Sequence[Span], rank: int) -> dict[str, Intervals]:
     edges = [min(s.start_s for s in spans), *(t for pair in busy for t in pair)]
     edges.append(max(s.end_s for s in spans))
     gaps = [(a, b) for a, b in zip(edges[::2], edges[1::2], strict=True) if b > a]
-    return regions | ({WAITING: gaps} if gaps else {})
+    waits = sum(b - a for a, b in gaps) > WORTH_NAMING * (edges[-1] - edges[0])
+    return regions | ({WAITING: gaps} if waits else {})
 
 
 def _name(span: Span) -> str:

@@ -35,7 +35,7 @@ def busy(seconds):
 
 
 def test_a_block_on_the_cpu_gives_this_process_and_its_regions():
-    with telemetry(choose_devices("cpu"), hz=50) as t:
+    with telemetry(choose_devices("cpu"), hz=20) as t:
         with region("F0", "forward"):
             busy(0.15)
         with region("prefill"):
@@ -45,7 +45,7 @@ def test_a_block_on_the_cpu_gives_this_process_and_its_regions():
     assert t.mean(0, "power_w") is None and "no such figure" in t.reason(0, "power_w")
     assert t.energy_j(0) is None and "RAPL" in t.reason(0, "energy_j")
     readings = {r.region: r for r in by_region(t)}
-    assert list(readings) == ["forward", "prefill", WAITING]
+    assert list(readings) == ["forward", "prefill"]
     assert readings["forward"].samples > 1 and readings["forward"].energy_j is None
     assert readings["prefill"].seconds == pytest.approx(0.1, abs=0.05)
 

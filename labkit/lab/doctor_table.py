@@ -1,0 +1,31 @@
+"""The doctor's findings as a table, and in words for those that need attention."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from labkit.devices.doctor_checks import FAILURE, OK, UNKNOWN, WARNING, Finding
+from labkit.lab.tables import Table
+
+_ORDER = (FAILURE, WARNING, UNKNOWN, OK)
+
+
+def doctor_table(findings: Sequence[Finding]) -> Table:
+    """One row a finding, the worst first; advice where something is wrong."""
+    ordered = sorted(findings, key=lambda finding: _ORDER.index(finding.level))
+    return Table(
+        ["", "check", "device", "found", "what to do"],
+        [[f.level, f.check, f.device, f.found, _advice(f)] for f in ordered],
+    )
+
+
+def _advice(finding: Finding) -> str:
+    return finding.about.advice if finding.level in (WARNING, FAILURE) else ""
+
+
+def doctor_reasons(findings: Sequence[Finding]) -> str:
+    """Why each warning and failure matters, with its reference; one line for each check."""
+    checks = dict.fromkeys(f.check for f in findings if f.level in (WARNING, FAILURE))
+    about = {finding.check: finding.about for finding in findings}
+    lines = [f"{name}: {about[name].why}\n  {about[name].reference}" for name in checks]
+    return "\n".join(lines) or "nothing needs attention"

@@ -1,0 +1,131 @@
+"""A picture of every device that follows it while cells run.
+
+The figure is drawn off-screen and put into an image widget: 28 ms a frame, where an output widget
+with pyplot takes three times as long. Beside the widget stands a plain PNG of the last frame, for
+whoever reads the saved notebook without widgets.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+
+import ipywidgets
+from IPython.display import DisplayHandle, display
+
+from labkit.devices.inventory import DeviceSet
+from labkit.lab.plots import Picture
+from labkit.lab.telemetry_views import draw_telemetry
+from labkit.measure.metrics import Source
+from labkit.measure.sampler import DEFAULT_HZ, Sampler
+from labkit.measure.telemetry import Telemetry, sources_for
+
+FRAMES_PER_S = 2.0
+
+
+class LiveView:
+    """Shows devices from ``show`` to ``stop``, the button, or the end of a ``with`` block.
+
+    Can be shown again after it was stopped. Its thread prints nothing; what went wrong while it
+    drew stands in the widget.
+
+    Args:
+        devices: None for every NVIDIA GPU there is, and this process.
+        pids: of the ranks, where they run on the CPU.
+        seconds: how far back the picture reaches, > 0.
+        hz: looks per second.
+        headless: nobody watches: no widget and no thread, one plain picture when it stops.
+        sources: what to read instead of what ``devices`` says.
+    """
+
+    def __init__(
+        self,
+        devices: DeviceSet | None = None,
+        *,
+        pids: Sequence[int] = (),
+        seconds: float = 30.0,
+        hz: float = DEFAULT_HZ,
+        headless: bool = False,
+        sources: Sequence[Source] | None = None,
+    ) -> None:
+        if not seconds > 0:
+            raise ValueError(f"seconds={seconds} must be above 0; try 30")
+        if sources is None:
+            sources = sources_for(devices, pids)
+        num_devices = sum(len(source.devices) for source in sources)
+        keep = max(2, int(seconds * hz)) * max(1, num_devices)
+        self._sampler = Sampler(sources, hz, keep)
+        self._headless, self._seconds = headless, seconds
+        self._image = ipywidgets.Image(format="png")
+        self._button = ipywidgets.Button(description="Stop", icon="stop")
+        self._button.on_click(lambda _: self.stop())
+        self._state = ipywidgets.Label()
+        self._plain: DisplayHandle | None = None
+        self._stopped = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._ending = threading.Lock()  # the button may be clicked while the block ends
+
+    def show(self) -> None:
+        """Begin; does nothing while it is shown."""
+        if self._sampler.running:
+            return
+        self._sampler.start()
+        if self._headless:
+            return
+        self._stopped.clear()
+        self._button.disabled, self._state.value = False, f"the last {self._seconds:g} s"
+        self._frame()
+        display(ipywidgets.VBox([ipywidgets.HBox([self._button, self._state]), self._image]))
+        self._plain = display(self.picture(), display_id=True)
+        self._thread = threading.Thread(target=self._loop, name="labkit-live", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End, and leave the last frame as a plain picture. Safe to call twice."""
+        with self._ending:
+            if not self._sampler.running:
+                return
+            self._stopped.set()
+            if self._thread is not None:
+                self._thread.join()
+                self._thread = None
+            self._sampler.stop()
+            if self._headless:
+                display(self.picture())
+                return
+            self._frame()
+            self._plain.update(self.picture())
+            self._button.disabled, self._state.value = True, "stopped"
+
+    def __enter__(self) -> LiveView:
+        self.show()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.stop()
+
+    @property
+    def telemetry(self) -> Telemetry:
+        """What is in the picture now."""
+        while True:
+            try:
+                samples = list(self._sampler.samples)
+                break
+            except RuntimeError:  # the sampler added one meanwhile
+                time.sleep(0.001)
+        return Telemetry(self._sampler.devices, samples)
+
+    def picture(self) -> Picture:
+        """The picture now, as a notebook shows it."""
+        return draw_telemetry(self.telemetry, "devices")
+
+    def _loop(self) -> None:
+        while not self._stopped.wait(1 / FRAMES_PER_S):
+            self._frame()
+
+    def _frame(self) -> None:
+        try:
+            self._image.value = self.picture()._repr_png_()
+        except Exception as error:  # a thread has nobody to raise to, and must not print
+            self._state.value = f"{type(error).__name__}: {error}"

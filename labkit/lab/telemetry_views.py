@@ -1,0 +1,168 @@
+"""Telemetry as tables and as a picture."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from labkit.lab.plots import COLOURS, Picture
+from labkit.lab.tables import Table
+from labkit.measure.metrics import ACTIVITY, METRICS, throttle_reasons
+from labkit.measure.telemetry import Telemetry
+from labkit.measure.telemetry_regions import by_region
+
+GIB = 1 << 30
+_LABELS = {
+    "compute_percent": "computes",
+    "kernel_active_percent": "a kernel is active",
+    "cpu_percent": "CPU of the process",
+}
+
+
+def telemetry_table(t: Telemetry) -> Table:
+    """One row a device; what was not read says why."""
+    activities = [name for name in ACTIVITY if name in t.metrics] or ["kernel_active_percent"]
+    columns: dict[str, Callable[[int], str]] = {
+        _LABELS[name]: lambda d, n=name: _shown(t, d, n, t.mean(d, n), "{:.0f} %")
+        for name in activities
+    }
+    memory = "memory_peak_bytes" if "memory_peak_bytes" in t.metrics else "memory_used_bytes"
+    columns |= {
+        "most memory": lambda d: _shown(t, d, memory, t.peak(d, memory), "{:.2f} GiB", GIB),
+        "power": lambda d: _shown(t, d, "power_w", t.mean(d, "power_w"), "{:.0f} W"),
+        "energy": lambda d: _shown(t, d, "energy_j", t.energy_j(d), "{:.1f} J"),
+        "hottest": lambda d: _shown(t, d, "temperature_c", t.peak(d, "temperature_c"), "{:.0f} °C"),
+        "clocks held back by": lambda d: _throttled(t, d),
+    }
+    rows = [[_name(t, d), *(show(d) for show in columns.values())] for d in range(len(t.devices))]
+    return Table(["device", *columns], rows)
+
+
+def _name(t: Telemetry, device: int) -> str:
+    metered = t.devices[device]
+    lost = " (lost)" if t.lost(device) else ""
+    return f"{metered.name}{lost}" + (f", {metered.model}" if metered.model else "")
+
+
+def _shown(t: Telemetry, d: int, metric: str, value: float | None, form: str, unit=1) -> str:
+    if value is None:
+        return f"null: {t.reason(d, metric) or 'not read'}"
+    return form.format(value / unit)
+
+
+def _throttled(t: Telemetry, device: int) -> str:
+    bits = [int(value) for _, value in t.series(device, "throttle_bits")]
+    if not bits:
+        return _shown(t, device, "throttle_bits", None, "")
+    shares = {}
+    for value in bits:
+        for name in throttle_reasons(value):
+            shares[name] = shares.get(name, 0) + 1 / len(bits)
+    return ", ".join(f"{name} {share:.0%}" for name, share in shares.items()) or "nothing"
+
+
+def region_table(t: Telemetry) -> Table:
+    """What each device showed during each kind of region."""
+    readings = by_region(t)
+    activities = [n for n in ACTIVITY if any(n in r.active_percent for r in readings)]
+    headers = ["device", "during", "ms", "samples", *(_LABELS[n] for n in activities)]
+    rows = [
+        [
+            t.devices[r.device].name,
+            r.region,
+            f"{r.seconds * 1e3:.1f}",
+            r.samples,
+            *(_percent(r.active_percent.get(name)) for name in activities),
+            "null" if r.power_w is None else f"{r.power_w:.0f} W",
+            "null" if r.energy_j is None else f"{r.energy_j:.2f} J",
+        ]
+        for r in readings
+    ]
+    return Table([*headers, "power", "energy"], rows)
+
+
+def _percent(value: float | None) -> str:
+    return "no sample" if value is None else f"{value:.0f} %"
+
+
+def draw_telemetry(t: Telemetry, title: str) -> Picture:
+    """A row for each device with its activity and regions, then memory and power of all."""
+    panels = [name for name in ("memory_used_bytes", "power_w") if name in t.metrics]
+    shown = len(t.devices)
+    figure = Figure(figsize=(9, 0.8 + 1.1 * shown + 1.3 * len(panels)), layout="constrained")
+    axes = figure.subplots(shown + len(panels), sharex=True, squeeze=False)[:, 0]
+    for device in range(shown):
+        _draw_activity(axes[device], t, device)
+    for metric, axis in zip(panels, axes[shown:], strict=True):
+        _draw_metric(axis, t, metric)
+    scale = _scale(t)[1]
+    axes[-1].set_xlabel(f"time in {scale}")
+    provenances = ", ".join(dict.fromkeys(device.provenance for device in t.devices))
+    axes[0].set_title(f"{title}   [{provenances}]", size=10)
+    _name_kinds(figure, axes[0], t)
+    for axis in axes:
+        for side in ("top", "right"):
+            axis.spines[side].set_visible(False)
+    return Picture(figure)
+
+
+def _name_kinds(figure: Figure, axis: Axes, t: Telemetry) -> None:
+    kinds = dict.fromkeys(span.kind for span in t.spans if span.stream == "compute")
+    handles = [axis.barh(0, 0, color=COLOURS[kind], label=kind) for kind in kinds]
+    if handles:
+        figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), fontsize=8)
+
+
+def _scale(t: Telemetry) -> tuple[float, str]:
+    return (1.0, "s") if t.seconds >= 1 else (1e-3, "ms")
+
+
+def _times(t: Telemetry, series: list[tuple[float, float]]) -> list[float]:
+    unit_s, _ = _scale(t)
+    return [(time_s - _zero(t)) / unit_s for time_s, _ in series]
+
+
+def _zero(t: Telemetry) -> float:
+    starts = [span.start_s for span in t.spans]
+    return min([t.start_s, *starts]) if t.samples else min(starts, default=0.0)
+
+
+def _draw_activity(axis: Axes, t: Telemetry, device: int) -> None:
+    names = [name for name in ACTIVITY if t.series(device, name)]
+    for name, style in zip(names, ("-", "--", ":"), strict=False):
+        series = t.series(device, name)
+        values = [value for _, value in series]
+        axis.step(_times(t, series), values, style, where="pre", label=_LABELS[name], color="k")
+    if names:
+        axis.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False, fontsize=8)
+    else:
+        reason = t.reason(device, ACTIVITY[0]) or "not read"
+        axis.text(0.5, 0.6, f"null: {reason}", transform=axis.transAxes, ha="center", va="center")
+    unit_s, _ = _scale(t)
+    for span in t.spans:
+        if span.rank == device and span.stream == "compute":
+            start = (span.start_s - _zero(t)) / unit_s
+            width = span.duration_s / unit_s
+            axis.barh(-15, width, left=start, height=20, color=COLOURS[span.kind])
+    axis.set_ylim(-28, 108 if "cpu_percent" not in names else None)
+    name = t.devices[device].name + ("\n(lost)" if t.lost(device) else "")
+    axis.set_ylabel(f"{name}\n%", rotation=0, ha="right", va="center")
+
+
+def _draw_metric(axis: Axes, t: Telemetry, metric: str) -> None:
+    unit, name = (GIB, "memory\nGiB") if metric == "memory_used_bytes" else (1, "power\nW")
+    for device, metered in enumerate(t.devices):
+        series = t.series(device, metric)
+        if series:
+            axis.plot(_times(t, series), [v / unit for _, v in series], label=metered.name)
+    axis.set_ylim(bottom=0)
+    axis.set_ylabel(name, rotation=0, ha="right", va="center")
+    axis.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False, fontsize=8)
+
+
+def metrics_table() -> Table:
+    """What each figure means."""
+    rows = [[name, metric.unit, metric.meaning] for name, metric in METRICS.items()]
+    return Table(["figure", "unit", "what it is"], rows)
