@@ -124,7 +124,7 @@ def blocks_of(model: nn.Module | Mapping[str, nn.Module] | Sequence[nn.Module]) 
     if isinstance(model, nn.Module):
         raise ValueError(
             f"{type(model).__name__} does not say in which order its blocks run; pass them as an "
-            "nn.Sequential, a list, or a mapping from full name to block"
+            "nn.Sequential, a list, or a mapping from full name to block, or use `cut_at`"
         )
     return dict(model) if isinstance(model, Mapping) else {str(i): b for i, b in enumerate(model)}
 
