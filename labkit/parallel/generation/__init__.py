@@ -1,0 +1,1 @@
+"""Text generation with a KV cache on one device, split over several, and for many requests."""
