@@ -42,7 +42,7 @@ endef
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: FORCE help setup execute-notebooks test lint lab report doctor bench $(BENCHES) \
+.PHONY: FORCE help setup execute-notebooks test lint lab report doctor gpu-check bench $(BENCHES) \
 	clean clean-notebooks
 
 help:  ## Show this list
@@ -87,8 +87,11 @@ lab: $(STAMP)  ## Open the notebooks in JupyterLab on this machine
 report: $(STAMP)  ## Make one page that compares the devices of the latest run
 	@exec $(PY) -m labkit report
 
-doctor: $(STAMP)  ## Say which devices are here and what they may claim
+doctor: $(STAMP)  ## Examine the machine: its devices, what they may claim, what is wrong
 	@exec $(PY) -m labkit doctor
+
+gpu-check: $(STAMP)  ## Check a machine with real GPUs in under 5 minutes; writes build/gpu-check.json
+	@exec $(PY) -m labkit gpu-check
 
 bench: $(BENCHES)  ## Run the benchmarks, one after the other
 

@@ -76,6 +76,31 @@ def plan(gpus: Sequence[nvitop.Device], wish: Wish) -> list[Step]:
     ]
 
 
+def settings(gpus: Sequence[nvitop.Device]) -> list[dict[str, str]]:
+    """Power limit, clock and fan of each GPU now, with the driver's bounds; reasons for nulls."""
+    return [_settings(gpu.handle, f"GPU {place}") for place, gpu in enumerate(gpus)]
+
+
+def _settings(handle: object, name: str) -> dict[str, str]:
+    queries = {
+        "power limit": ("nvmlDeviceGetPowerManagementLimit", (), 1e-3, "W"),
+        "bounds": ("nvmlDeviceGetPowerManagementLimitConstraints", (), 1e-3, "W"),
+        "clock": ("nvmlDeviceGetClockInfo", (libnvml.NVML_CLOCK_SM,), 1, "MHz"),
+        "highest": ("nvmlDeviceGetMaxClockInfo", (libnvml.NVML_CLOCK_SM,), 1, "MHz"),
+        "fan": ("nvmlDeviceGetFanSpeed", (), 1, "%"),
+        "fan bounds": ("nvmlDeviceGetMinMaxFanSpeed", (), 1, "%"),
+    }
+    shown = {"GPU": name}
+    for label, (function, arguments, scale, unit) in queries.items():
+        value, reason = ask(function, handle, *arguments)
+        numbers = value if isinstance(value, list | tuple) else [value]
+        if reason:
+            shown[label] = f"null: {reason}"
+        else:
+            shown[label] = " to ".join(f"{number * scale:.0f}" for number in numbers) + f" {unit}"
+    return shown
+
+
 def _power(gpu: nvitop.Device, name: str, wish: Wish) -> list[Step]:
     least, most = _known(name, "nvmlDeviceGetPowerManagementLimitConstraints", gpu)
     now = _known(name, "nvmlDeviceGetPowerManagementLimit", gpu)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -69,22 +70,72 @@ def _run_clean_notebooks(options: argparse.Namespace) -> int:
 
 def _doctor(subcommands) -> None:
     command = subcommands.add_parser(
-        "doctor", help="say which devices are here and what they may claim"
+        "doctor", help="examine the machine: its devices, what they may claim, what is wrong"
     )
     command.add_argument("--devices", default="auto", help="auto, cpu, cuda or virtual")
+    command.add_argument("--json", action="store_true", help="print the checks as JSON only")
     command.set_defaults(run=_run_doctor)
 
 
 def _run_doctor(options: argparse.Namespace) -> int:
+    from labkit.devices.doctor import examine, exit_status, report_json
+    from labkit.lab.doctor_table import doctor_reasons, doctor_table
     from labkit.lab.machine_tables import devices_table, support_table, versions_table
 
+    findings = examine()
+    if options.json:
+        print(json.dumps(report_json(findings), indent=2))
+        return exit_status(findings)
     for table in (devices_table(options.devices), support_table(options.devices), versions_table()):
         print(table, end="\n\n")
-    return 0
+    print(doctor_table(findings), doctor_reasons(findings), sep="\n\n")
+    return exit_status(findings)
+
+
+def _tune(subcommands) -> None:
+    command = subcommands.add_parser(
+        "tune", help="clocks, fans and power of GPUs: show, hold, restore"
+    )
+    command.add_argument("action", choices=("show", "hold", "restore"))
+    command.add_argument("--power", type=float, help="most power of each card, watts")
+    command.add_argument("--clocks", type=int, nargs=2, metavar=("LEAST", "MOST"), help="MHz")
+    command.add_argument("--fan", type=int, help="speed of all fans, percent; only upwards")
+    command.add_argument("--seconds", type=float, help="hold: how long; default: until Ctrl-C")
+    command.add_argument("--apply", action="store_true", help="hold: really change it; takes root")
+    command.add_argument("--manifest", type=Path, help="where the settings before are kept")
+    command.set_defaults(run=_run_tune)
+
+
+def _run_tune(options: argparse.Namespace) -> int:
+    from labkit.lab.tune_command import run
+
+    return run(options)
+
+
+def _gpu_check(subcommands) -> None:
+    command = subcommands.add_parser(
+        "gpu-check", help="check a machine with real GPUs; writes one JSON file"
+    )
+    command.add_argument("--minutes", type=float, default=5, help="time limit of all of it")
+    _add_folders(command, notebooks=True, build=True)
+    command.set_defaults(run=_run_gpu_check)
+
+
+def _run_gpu_check(options: argparse.Namespace) -> int:
+    from labkit.lab.gpu_check import check_gpus
+
+    return check_gpus(options.notebooks, options.build, options.minutes * 60)
 
 
 # A new subcommand is one more function here; it imports what it runs only when it runs.
-SUBCOMMANDS: tuple[Callable, ...] = (_execute, _report, _doctor, _clean_notebooks)
+SUBCOMMANDS: tuple[Callable, ...] = (
+    _execute,
+    _report,
+    _doctor,
+    _tune,
+    _gpu_check,
+    _clean_notebooks,
+)
 
 
 def _add_folders(

@@ -14,7 +14,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 TARGETS = (
-    "help setup execute-notebooks test lint lab report doctor bench clean clean-notebooks"
+    "help setup execute-notebooks test lint lab report doctor gpu-check bench clean clean-notebooks"
 ).split()
 
 # Notes its arguments in $CALLS; "-m venv FOLDER" puts a copy of itself there as venv would.
