@@ -8,13 +8,15 @@ from collections.abc import Callable, Iterable, Mapping
 import torch.distributed as dist
 from torch import Tensor
 
-from labkit.parallel.links import Link
-from labkit.parallel.messages import Message, incoming, receiver_of
-from labkit.parallel.schedules import Schedule
+from labkit.parallel.links import Link, Pair
+from labkit.parallel.messages import Message
+from labkit.parallel.rank_program import RankProgram
 
 
 class Mail:
-    """All that a rank sends and receives while it runs `schedule` once.
+    """All that a rank sends and receives while it runs its program once.
+
+    What is sent is held until it must have arrived, by what has come back; gloo has no way to ask.
 
     Args:
         links: by sender and receiver.
@@ -23,15 +25,14 @@ class Mail:
 
     def __init__(
         self,
-        schedule: Schedule,
-        rank: int,
-        links: Mapping[tuple[int, int], Link],
+        program: RankProgram,
+        links: Mapping[Pair, Link],
         buffer_of: Callable[[Message], Tensor],
     ) -> None:
-        self._schedule, self._rank, self._links = schedule, rank, links
+        self._program, self._links = program, links
         self._inboxes = {
-            source: Inbox(links[source, rank], expected, buffer_of)
-            for source, expected in incoming(schedule, rank).items()
+            source: Inbox(links[source, program.rank], expected, buffer_of)
+            for source, expected in program.incoming.items()
         }
         self._kept: dict[Message, Tensor] = {}  # from one stage of this rank to another
         self._on_its_way: dict[Message, tuple[Tensor, dist.Work]] = {}
@@ -40,26 +41,24 @@ class Mail:
         """Wait for the message."""
         if message in self._kept:
             return self._kept.pop(message)
-        return self._inboxes[self._schedule.rank_of_stage[message.stage]].take(message)
+        received = self._inboxes[self._program.source_of[message]].take(message)
+        for sent in self._program.arrived_with.get(message, ()):
+            self._on_its_way.pop(sent)[1].wait()
+        return received
 
-    def send(self, message: Message, tensor: Tensor) -> None:
+    def send(self, message: Message, to: int, tensor: Tensor) -> None:
         """Begin to send, or keep for a stage of this rank; nobody may write to it afterwards."""
-        to = receiver_of(message, self._schedule)
-        if to == self._rank:
+        if to == self._program.rank:
             self._kept[message] = tensor
             return
         tensor = tensor.contiguous()
-        self._on_its_way[message] = (tensor, self._links[self._rank, to].send(tensor))
+        self._on_its_way[message] = (tensor, self._links[self._program.rank, to].send(tensor))
 
-    def release(self, message: Message) -> None:
-        """Let go of a message that has arrived; wait if it has not. Without one, do nothing."""
-        if message in self._on_its_way:
-            self._on_its_way.pop(message)[1].wait()
-
-    def release_all(self) -> None:
+    def wait_for_sends(self) -> None:
         """Wait until everything has arrived."""
-        for message in list(self._on_its_way):
-            self.release(message)
+        for _, work in self._on_its_way.values():
+            work.wait()
+        self._on_its_way.clear()
 
 
 class Inbox:

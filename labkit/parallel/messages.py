@@ -89,6 +89,26 @@ def incoming(schedule: Schedule, rank: int) -> dict[int, tuple[Message, ...]]:
     return {source: sent[rank] for source, sent in by_sender.items() if rank in sent}
 
 
+def arrived_with(schedule: Schedule, rank: int) -> dict[Message, tuple[Message, ...]]:
+    """By message to `rank`, what `rank` sent that must have arrived before it could be made.
+
+    >>> from labkit.parallel.schedules import one_f_one_b
+    >>> for came, arrived in arrived_with(one_f_one_b(2, 3), rank=1).items():
+    ...     print(came, "after", *arrived)
+    0F2 after 1B0
+    """
+    arrived = {}
+    for other in outgoing(schedule, rank):
+        read: list[Message] = []
+        for action in schedule.actions[other]:
+            needed, made = needed_by(action, schedule), made_by(action, schedule)
+            if needed is not None and schedule.rank_of_stage[needed.stage] == rank:
+                read.append(needed)
+            if read and made is not None and receiver_of(made, schedule) == rank:
+                arrived[made], read = tuple(read), []
+    return arrived
+
+
 def forwards_only(schedule: Schedule) -> Schedule:
     """The same schedule without its backwards, for evaluation."""
     orders = tuple(tuple(a for a in order if a.kind == "F") for order in schedule.actions)

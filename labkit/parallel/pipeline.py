@@ -24,6 +24,7 @@ from labkit.parallel.microbatches import Batch
 from labkit.parallel.peers import Peers
 from labkit.parallel.pipeline_plan import BatchPlan, Planner
 from labkit.parallel.pipeline_setup import agree_on_setup, device_of, stages_of
+from labkit.parallel.rank_program import RankProgram, rank_program
 from labkit.parallel.schedule_checks import check_schedule
 from labkit.parallel.schedules import Schedule
 from labkit.parallel.stage_worker import StageWorker
@@ -70,6 +71,8 @@ class Pipeline:
         self._planner = Planner(self.stages, schedule, peers, mixing)
         self._links = open_links(peers, pairs_of(schedule) | self._tied.pairs)
         self._tied.equalise(self._links)
+        self._program = rank_program(schedule, peers.rank)
+        self._forward_program = rank_program(forwards_only(schedule), peers.rank)
         splits = any(action.kind == "W" for action in schedule)
         self._workers = {
             stage: StageWorker(module, is_first=stage == 0, splits_backward=splits)
@@ -109,7 +112,7 @@ class Pipeline:
         given = batch.given(guards.scaler_fault(scaler, self._peers.size))
         plan, is_new = self._planner.plan(batch, given, self._loss_fn)
         scale = None if scaler is None else guards.scale_with(scaler, self.device)
-        execution = self._execution(self.schedule, batch, plan, scale)
+        execution = self._execution(self._program, batch, plan, scale)
         self._tied.set_aside()
         with torch.enable_grad():
             execution.run()
@@ -156,22 +159,21 @@ class Pipeline:
 
     def _forward(self, batch: Batch) -> tuple[StepExecution, BatchPlan]:
         plan, _ = self._planner.plan(batch, batch.given(), self._loss_fn)
-        execution = self._execution(forwards_only(self.schedule), batch, plan)
+        execution = self._execution(self._forward_program, batch, plan)
         execution.run()
         return execution, plan
 
     def _execution(
-        self, schedule: Schedule, batch: Batch, plan: BatchPlan, scale: Scale | None = None
+        self, program: RankProgram, batch: Batch, plan: BatchPlan, scale: Scale | None = None
     ) -> StepExecution:
-        rank, m = self._peers.rank, schedule.num_microbatches
         microbatches, loss = (), None
         if 0 in self.stages:
-            microbatches = batch.inputs_on(self.device, plan.rows_each, m)
-        if schedule.num_stages - 1 in self.stages and batch.needs_targets:
-            targets = batch.targets_on(self.device, plan.rows_each, m)
+            microbatches = batch.inputs_on(self.device, plan.rows_each, program.num_microbatches)
+        if program.last_stage in self.stages and batch.needs_targets:
+            targets = batch.targets_on(self.device, plan.rows_each, program.num_microbatches)
             loss = BatchLoss(self._loss_fn, targets, batch.divisor, scale)
-        mail = Mail(schedule, rank, self._links, plan.buffer)
-        return StepExecution(schedule, rank, self._workers, mail, microbatches, loss)
+        mail = Mail(program, self._links, plan.buffer)
+        return StepExecution(program, self._workers, mail, microbatches, loss)
 
     def _check_coverage(self, *, together: bool) -> None:
         """Of a new shape of batch the ranks wait for each other here; later each checks its own."""

@@ -1,4 +1,4 @@
-"""Interprets one rank's actions of one step: wait for the input, compute, send the result on."""
+"""Interprets one rank's program of one step: wait for the input, compute, send the result on."""
 
 from __future__ import annotations
 
@@ -9,9 +9,7 @@ from torch import Tensor
 from labkit.measure.regions import region
 from labkit.parallel.losses import BatchLoss
 from labkit.parallel.mail import Mail
-from labkit.parallel.messages import Message, last_backward, made_by, needed_by
-from labkit.parallel.replay import SPAN_KINDS
-from labkit.parallel.schedules import Action, Schedule
+from labkit.parallel.rank_program import Instruction, RankProgram
 from labkit.parallel.stage_worker import StageWorker
 
 
@@ -19,8 +17,7 @@ class StepExecution:
     """One step of one rank.
 
     Args:
-        schedule: what every rank runs.
-        rank: whose actions to run.
+        program: what to run.
         workers: the stages of this rank.
         mail: made for this step.
         microbatches: inputs of stage 0; empty on other ranks.
@@ -29,80 +26,66 @@ class StepExecution:
 
     def __init__(
         self,
-        schedule: Schedule,
-        rank: int,
+        program: RankProgram,
         workers: Mapping[int, StageWorker],
         mail: Mail,
         microbatches: Sequence[Tensor],
         batch_loss: BatchLoss | None,
     ) -> None:
-        self._schedule, self._rank, self._workers = schedule, rank, workers
-        self._mail = mail
+        self._program, self._workers, self._mail = program, workers, mail
         self._microbatches, self._batch_loss = microbatches, batch_loss
-        self._carries_loss = last_backward(schedule)
         self._received_loss: Tensor | None = None
         self.outputs: dict[int, Tensor] = {}
 
     def run(self) -> None:
-        """Run all actions, then wait until everything sent has arrived."""
-        for action in self._schedule.actions[self._rank]:
-            entered = self._receive(action)
-            with region(self._schedule.label(action), SPAN_KINDS[action.kind]):
-                result = self._compute(action, entered)
-            self._send(action, result)
+        """Run all instructions, then wait until everything sent has arrived."""
+        for instruction in self._program.instructions:
+            entered = None
+            if instruction.needs is not None:
+                with region(instruction.needs_label, "wait"):
+                    entered = self._receive(instruction)
+            with region(instruction.label, instruction.kind):
+                result = self._compute(instruction, entered)
+            if instruction.makes is not None:
+                with region(instruction.makes_label, "transfer"):
+                    self._send(instruction, result)
         with region("wait for sends", "wait"):
-            self._mail.release_all()
+            self._mail.wait_for_sends()
 
     @property
     def loss(self) -> Tensor:
         """The batch's loss: computed here, or come with a gradient."""
         return self._received_loss if self._batch_loss is None else self._batch_loss.total
 
-    def _compute(self, action: Action, entered: Tensor | None) -> Tensor | None:
+    def _compute(self, instruction: Instruction, entered: Tensor | None) -> Tensor | None:
+        action = instruction.action
         worker, i = self._workers[action.stage], action.microbatch
         if action.kind == "F":
-            return self._forward(action, entered)
+            return self._forward(action.stage, i, entered)
         if action.kind == "B":
             return worker.backward(i, entered)
         if action.kind == "I":
             return worker.backward_input(i, entered)
         return worker.backward_weight(i)
 
-    def _forward(self, action: Action, entered: Tensor | None) -> Tensor:
-        worker, i = self._workers[action.stage], action.microbatch
-        if action.stage == 0:
+    def _forward(self, stage: int, i: int, entered: Tensor | None) -> Tensor:
+        worker = self._workers[stage]
+        if stage == 0:
             entered = self._microbatches[i]
-        if action.stage + 1 < self._schedule.num_stages:
+        if stage < self._program.last_stage:
             return worker.forward(i, entered)
         if self._batch_loss is not None:
             return worker.forward(i, entered, self._batch_loss.of(i))
         self.outputs[i] = worker.forward(i, entered)
         return self.outputs[i]
 
-    def _receive(self, action: Action) -> Tensor | None:
-        message = needed_by(action, self._schedule)
-        if message is None:
-            return None
-        with region(f"wait for {self._name(message)}", "wait"):
-            entered = self._mail.receive(message)
-            if message.kind == "B":
-                # it answers the activation sent before, which has therefore arrived
-                self._mail.release(Message("F", action.stage, action.microbatch))
-            if self._brings_loss(message):
-                self._received_loss = self._mail.receive(message._replace(kind="loss"))
+    def _receive(self, instruction: Instruction) -> Tensor:
+        entered = self._mail.receive(instruction.needs)
+        if instruction.brings_loss:
+            self._received_loss = self._mail.receive(instruction.needs._replace(kind="loss"))
         return entered
 
-    def _send(self, action: Action, result: Tensor | None) -> None:
-        message = made_by(action, self._schedule)
-        if message is None:
-            return
-        with region(f"send {self._name(message)}", "transfer"):
-            self._mail.send(message, result)
-            if self._brings_loss(message):
-                self._mail.send(message._replace(kind="loss"), self.loss)
-
-    def _brings_loss(self, message: Message) -> bool:
-        return message.kind == "B" and message.microbatch == self._carries_loss
-
-    def _name(self, message: Message) -> str:
-        return self._schedule.label(Action(message.stage, message.kind, message.microbatch))
+    def _send(self, instruction: Instruction, result: Tensor) -> None:
+        self._mail.send(instruction.makes, instruction.to, result)
+        if instruction.passes_loss:
+            self._mail.send(instruction.makes._replace(kind="loss"), instruction.to, self.loss)
