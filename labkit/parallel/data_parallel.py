@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 
 from labkit.models.transformer import Transformer
 
@@ -57,12 +58,16 @@ def sum_gradients(model: nn.Module, group: dist.ProcessGroup, *, divide_by: floa
     DDP does the same in pieces while the backward runs; in a pipeline its reducer fails, for it
     expects one backward a step.
     """
-    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    gradients = [_local(p.grad) for p in model.parameters() if p.grad is not None]
     flat = torch.cat([gradient.flatten() for gradient in gradients])
     dist.all_reduce(flat, group=group)
     flat.div_(divide_by)
     for gradient, total in zip(gradients, _like(flat, gradients), strict=True):
         gradient.copy_(total)
+
+
+def _local(gradient: Tensor) -> Tensor:
+    return gradient.to_local() if isinstance(gradient, DTensor) else gradient
 
 
 def _like(flat: Tensor, gradients: list[Tensor]) -> Iterable[Tensor]:
