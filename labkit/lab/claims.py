@@ -164,12 +164,20 @@ def predict(sentence: str, value: float, unit: str = "") -> None:
     display(Verdict("predicted", f"{sentence}: {shown(value, unit)}"))
 
 
-def measurement(name: str, value: float | None, unit: str = "", *, provenance: str = "") -> None:
+def measurement(
+    name: str,
+    value: float | None,
+    unit: str = "",
+    *,
+    predicted: float | None = None,
+    provenance: str = "",
+) -> None:
     """Record a number that the report compares over notebooks, such as tokens/s.
 
     Args:
-        name: such as ``training tokens/s, naive split``.
+        name: such as ``training tokens/s, pipeline on 4 devices``.
         value: in ``unit``; None where the device cannot report it.
+        predicted: what was computed for it before the run, in ``unit``.
     """
     lab = current_lab()
     lab.record(
@@ -179,6 +187,7 @@ def measurement(name: str, value: float | None, unit: str = "", *, provenance: s
             "measurement",
             None if value is None else plain(value),
             unit,
+            expected=None if predicted is None else plain(predicted),
             provenance=provenance,
         )
     )

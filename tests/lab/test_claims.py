@@ -100,11 +100,11 @@ def test_a_claim_without_one_clear_bound_is_refused_as_a_mistake(lab, bound, mes
 
 
 def test_a_measurement_is_recorded_and_judges_nothing(lab):
-    measurement("tokens/s", 1234.5, "tokens/s")
+    measurement("tokens/s", 1234.5, "tokens/s", predicted=1200)
     measurement("power", None, "W")
-    assert [(r.kind, r.value, r.status) for r in records(lab)] == [
-        ("measurement", 1234.5, None),
-        ("measurement", None, None),
+    assert [(r.kind, r.value, r.expected, r.status) for r in records(lab)] == [
+        ("measurement", 1234.5, 1200, None),
+        ("measurement", None, None, None),
     ]
 
 

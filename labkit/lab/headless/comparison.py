@@ -38,12 +38,10 @@ def compare(records: Iterable[Record]) -> list[Row]:
 
     ``training tokens/s, naive split`` is the quantity ``tokens/s`` of the workload ``training``.
     The number of devices is the one in the name (``training tokens/s, one device``), else the
-    notebook's. The prediction is the one of the same name in the same notebook.
+    notebook's. The ratio is against one device in the same notebook, else in any.
     """
-    records = list(records)
-    predictions = {(r.notebook, r.id): r.value for r in records if r.kind == "prediction"}
     rows = [
-        _row(record, predictions.get((record.notebook, record.id)))
+        _row(record)
         for record in records
         if record.kind == "measurement" and record.id.split(" ")[0] in WORKLOADS
     ]
@@ -59,7 +57,7 @@ def num_devices(record: Record) -> int:
     return record.devices["count"] if record.devices else 1
 
 
-def _row(record: Record, predicted: float | None) -> Row:
+def _row(record: Record) -> Row:
     workload, _, rest = record.id.partition(" ")
     quantity, _, variant = rest.partition(", ")
     return Row(
@@ -69,7 +67,7 @@ def _row(record: Record, predicted: float | None) -> Row:
         num_devices(record),
         record.notebook,
         record.value,
-        predicted,
+        record.expected,
         record.unit,
         record.provenance,
     )
@@ -78,8 +76,12 @@ def _row(record: Record, predicted: float | None) -> Row:
 def _ratio(row: Row, rows: list[Row]) -> float | None:
     """Times measured on unlike devices are not divided by each other."""
     key = (row.workload, row.quantity, row.unit, row.provenance)
-    for other in rows:
-        same = (other.workload, other.quantity, other.unit, other.provenance) == key
-        if same and other.num_devices == 1 and other.measured and row.measured is not None:
-            return row.measured / other.measured
-    return None
+    ones = [
+        other
+        for other in rows
+        if (other.workload, other.quantity, other.unit, other.provenance) == key
+        and other.num_devices == 1
+        and other.measured
+    ]
+    ones.sort(key=lambda other: other.notebook != row.notebook)
+    return row.measured / ones[0].measured if ones and row.measured is not None else None
