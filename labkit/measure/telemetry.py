@@ -43,9 +43,13 @@ class Telemetry:
         return min((sample.time_s for sample in self.samples), default=0.0)
 
     @property
+    def end_s(self) -> float:
+        return max((sample.time_s for sample in self.samples), default=0.0)
+
+    @property
     def seconds(self) -> float:
         """From the first sample to the last."""
-        return max((sample.time_s for sample in self.samples), default=0.0) - self.start_s
+        return self.end_s - self.start_s
 
     @property
     def metrics(self) -> tuple[str, ...]:
@@ -106,8 +110,10 @@ class Telemetry:
             return
         reading = read_traces(traces, devices)
         joined = timeline_telemetry(reading.timeline, reading.peak_bytes)
-        names = [device.name for device in devices.devices]
-        self.devices = metered_ranks(reading.timeline, names)
+        self.devices = tuple(
+            Metered(f"rank {rank}", devices.provenance, device.name)
+            for rank, device in enumerate(devices.devices[: reading.timeline.num_ranks])
+        )
         self.samples, self.spans = joined.samples, joined.spans
 
 

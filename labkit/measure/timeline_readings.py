@@ -67,10 +67,6 @@ def _percent(intervals: Intervals, start_s: float, width_s: float) -> float:
     return 100 * min(1.0, covered_s / width_s)
 
 
-def metered_ranks(timeline: Timeline, names: Sequence[str] = ()) -> tuple[Metered, ...]:
-    """The timeline's ranks as devices; ``names`` are the models, by rank."""
-    models = [*names, *[""] * timeline.num_ranks]
-    return tuple(
-        Metered(f"rank {rank}", timeline.provenance, models[rank])
-        for rank in range(timeline.num_ranks)
-    )
+def metered_ranks(timeline: Timeline) -> tuple[Metered, ...]:
+    """The timeline's ranks as devices."""
+    return tuple(Metered(f"rank {r}", timeline.provenance) for r in range(timeline.num_ranks))
