@@ -111,6 +111,10 @@ class _Step:
     def blocks(self) -> int:
         return len(blocks_of_stage(self.config.layers, self.layout.pipeline, self.stage))
 
+    @property
+    def _units(self) -> list[list[tuple[int, ...]]]:
+        return unit_shapes(self.config, self.layout, self.stage)
+
     def _tensor(self) -> Iterator[tuple[str, str, int, int]]:
         """Attention and MLP of each block: one all-reduce forward and one backward."""
         calls = 4 * self.blocks
@@ -129,13 +133,13 @@ class _Step:
         yield "tensor", "all_reduce", norms if by_fsdp else 1, num_bytes
 
     def _copies(self) -> Iterator[tuple[str, str, int, int]]:
-        values = sum(_values(shape) for unit in self._units() for shape in unit)
+        values = sum(_values(shape) for unit in self._units for shape in unit)
         yield "data", "all_reduce", 1, values * VALUE_BYTES
 
     def _fsdp(self) -> Iterator[tuple[str, str, int, int]]:
         """One reduce-scatter for each unit and backward; a block is gathered for its forward and
         again for its backward, the rest once; in a pipeline all is gathered once a microbatch."""
-        for place, unit in enumerate(self._units()):
+        for place, unit in enumerate(self._units):
             if not unit:
                 continue
             padded = sum(_values(shape, self.layout.data) for shape in unit) * VALUE_BYTES
@@ -144,21 +148,27 @@ class _Step:
             yield "data", "all_gather", gathers, gathers * padded
             yield "data", "reduce_scatter", self.microbatches, self.microbatches * padded
 
-    def _units(self) -> list[list[tuple[int, ...]]]:
-        """Shapes of this rank's parameters, block by block, then embedding and head together."""
-        D, V, T = self.config.width, self.config.vocabulary, self.config.context
-        block = self._block_shapes()
-        rest = [(V, D), (T, D)] if self.stage == 0 else []
-        rest += [(D,), (D,), (V, D)] if self.stage == self.layout.pipeline - 1 else []
-        return [block] * self.blocks + [rest]
 
-    def _block_shapes(self) -> list[tuple[int, ...]]:
-        D, t = self.config.width, self.layout.tensor
-        H = self.config.expansion * D
-        columns = [(D // t, D)] * 3 + [(H // t, D)]
-        rows = [(D, D // t), (D, H // t)]
-        biases = [(D // t,)] * 3 + [(H // t,)] + [(D,)] * 2
-        return columns + rows + biases + [(D,)] * 4  # and the two norms
+def unit_shapes(config: ModelConfig, layout: Layout, stage: int) -> list[list[tuple[int, ...]]]:
+    """Shapes of a rank's parameters before FSDP2: block by block, then embedding and head."""
+    D, V, T = config.width, config.vocabulary, config.context
+    blocks = len(blocks_of_stage(config.layers, layout.pipeline, stage))
+    rest = [(V, D), (T, D)] if stage == 0 else []
+    rest += [(D,), (D,), (V, D)] if stage == layout.pipeline - 1 else []
+    return [_block_shapes(config, layout.tensor)] * blocks + [rest]
+
+
+def unit_sizes(config: ModelConfig, layout: Layout, stage: int) -> list[list[int]]:
+    """Elements of the same parameters."""
+    return [[_values(shape) for shape in unit] for unit in unit_shapes(config, layout, stage)]
+
+
+def _block_shapes(config: ModelConfig, t: int) -> list[tuple[int, ...]]:
+    D, H = config.width, config.expansion * config.width
+    columns = [(D // t, D)] * 3 + [(H // t, D)]
+    rows = [(D, D // t), (D, H // t)]
+    biases = [(D // t,)] * 3 + [(H // t,)] + [(D,)] * 2
+    return columns + rows + biases + [(D,)] * 4  # and the two norms
 
 
 def _values(shape: tuple[int, ...], ranks: int = 1) -> int:
