@@ -23,13 +23,17 @@ def huggingface_decoder(model: nn.Module) -> Decoder:
     Raises:
         ValueError: its family, or a setting of it, is not supported; the message names it.
     """
-    config = model.config
+    check_family(model.config)
+    return GPT2Decoder(model) if model.config.model_type == "gpt2" else LlamaDecoder(model)
+
+
+def check_family(config: object) -> None:
+    """Refuse a configuration of ``transformers`` whose family is not supported."""
     if config.model_type not in FAMILIES:
         raise ValueError(
             f"model_type={config.model_type!r} is not supported; those that are: "
             f"{', '.join(FAMILIES)}"
         )
-    return GPT2Decoder(model) if config.model_type == "gpt2" else LlamaDecoder(model)
 
 
 class LlamaDecoder(Decoder):
