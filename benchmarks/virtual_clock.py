@@ -50,13 +50,12 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         mp.spawn(rank_program, (folder,), nprocs=2)
         found = [pickle.loads(Path(folder, f"rank{rank}").read_bytes()) for rank in (0, 1)]
-    here, errors = found[0]["machine"], []
+    errors: list[float] = []
     alone = [found[0]["one process", m] for m in (1, 4, 16)]
     rates = learn_rates(map(with_measured_costs, alone))
-    wire = here.link(0, 1)
-    print(f"link: {wire.latency_s * 1e6:.0f} us, {wire.bandwidth_bytes_per_s / 1e9:.1f} GB/s")
     for name, m in CONFIGURATIONS:
         recordings = [ranks[name, m] for ranks in found if (name, m) in ranks]
+        here = found[0]["machine", name, m]
         measured_s = measured_step_s(recordings)
         modelled_s = play_measured(recordings, here).step_time_s
         by_rates_s = play(recordings, here, rates.cost).step_time_s
@@ -65,7 +64,8 @@ def main() -> None:
         errors += [abs(error)] if quiet else []
         print(f"{name:12} m={m:2}: measured {measured_s * 1e3:6.1f} ms, modelled "
               f"{modelled_s * 1e3:6.1f} ms ({error:+.1%}), by rates {by_rates_s * 1e3:6.1f} ms "
-              f"({by_rates_s / measured_s - 1:+.1%}), by roofline {roofline_s * 1e3:6.1f} ms"
+              f"({by_rates_s / measured_s - 1:+.1%}), by roofline {roofline_s * 1e3:6.1f} ms, "
+              f"link {here.link(0, 1).latency_s * 1e6:4.0f} us"
               f"{'' if quiet else '  (busy machine)'}")
     if errors:
         print(f"error of {len(errors)}: median {median(errors):.1%}, largest {max(errors):.1%}")
@@ -77,10 +77,10 @@ def rank_program(rank: int, folder: str) -> None:
     store = dist.FileStore(f"{folder}/store", 2)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=2,
                             timeout=timedelta(seconds=120))
-    wait_for_quiet(rank)
-    found = {"machine": calibrate(measure_link(), 2), "quiet": {}}
+    found: dict = {"quiet": {}}
     for name, m in CONFIGURATIONS:
         quiet_before = wait_for_quiet(rank)
+        found["machine", name, m] = calibrate(measure_link(repeats=8), 2)
         if name in SCHEDULES:
             step, hold = pipeline(rank, SCHEDULES[name], m)
             found[name, m] = record_step(

@@ -44,6 +44,8 @@ CARDS = {
     "4090": _card("GeForce RTX 4090", 82.6, 82.6, 165.2, 1008, 24, f"{_AD102} A"),
     "a100-40": _card("A100 40GB SXM", 19.5, 156, 312, 1555, 40, _A100),
     "a100-80": _card("A100 80GB SXM", 19.5, 156, 312, 2039, 80, _A100),
+    "h200": _card("H200 SXM", 67, 494.7, 989.5, 4800, 140,
+                  "NVIDIA H200 Tensor Core GPU data sheet, figures with sparsity halved"),
 }
 
 PCIE4 = Link(
@@ -58,6 +60,10 @@ NVLINK_A100 = Link(
     "NVLink 3, 12 links", 300e9, MESSAGE_LATENCY_S,
     "NVIDIA A100 data sheet: 600 GB/s both directions together; latency assumed",
 )
+NVLINK_H200 = Link(
+    "NVLink 4, 18 links", 450e9, MESSAGE_LATENCY_S,
+    "NVIDIA H200 data sheet: 900 GB/s both directions together; latency assumed",
+)
 # machine name -> (card, link of a pair, link of the bridged pairs 0-1, 2-3 ...)
 _MACHINES = {
     "a6000-pcie": ("a6000", PCIE4, PCIE4),
@@ -67,6 +73,7 @@ _MACHINES = {
     "4090-pcie": ("4090", PCIE4, PCIE4),
     "a100-40-nvlink": ("a100-40", NVLINK_A100, NVLINK_A100),
     "a100-80-nvlink": ("a100-80", NVLINK_A100, NVLINK_A100),
+    "h200-nvlink": ("h200", NVLINK_H200, NVLINK_H200),
 }
 LAB_WIDTH = 32  # the lab's 128 channels stand for 4096
 
