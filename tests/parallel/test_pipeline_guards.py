@@ -18,7 +18,7 @@ from labkit.measure.recorder import Recorder
 from labkit.measure.regions import listening
 from labkit.measure.spans import SpanLog
 from labkit.parallel import links
-from labkit.parallel.parity import compare, joined, training_snapshot
+from labkit.parallel.parity import compare, gradients, joined, training_snapshot
 from labkit.parallel.pipeline import Pipeline
 from labkit.parallel.pipeline_guards import batch_dependent_layers, check_optimizer, scaler_fault
 from labkit.parallel.schedules import gpipe, one_f_one_b
@@ -108,7 +108,8 @@ def _refusals(rank):
         "mask on one rank": message(pipe.step, inputs, targets, valid=targets[0] > 0),
         "plain scaler": message(pipe.step, **mine, scaler=torch.amp.GradScaler("cpu")),
     }
-    after = message(pipe.step, **mine)
+    with torch.no_grad():  # as a cell that evaluates may have left it
+        after = message(pipe.step, **mine)
     pairs = pipeline(seeded(linear, Pair, linear, linear), gpipe(2, 4), rank)
     told["two outputs"] = message(pairs.step, inputs, targets)
     whole = pipeline(seeded(linear, Whole, linear, linear), gpipe(2, 4), rank)
@@ -188,6 +189,29 @@ def _norms(rank):
     }
 
 
+def viewing_chain():
+    """Stage 0 ends in a view, which torch's split backward cannot detach in place."""
+    return seeded(linear, partial(nn.Unflatten, 1, (2, 2)), nn.Flatten, linear)
+
+
+def frozen_chain():
+    """Stage 0 trains nothing, so no gradient starts from it."""
+    model = chain()
+    model[0].requires_grad_(False)
+    return model
+
+
+def _odd_stages(rank):
+    """By model and schedule, the gradients."""
+    found = {}
+    for make in (viewing_chain, frozen_chain):
+        for schedule in (one_f_one_b(2, 4), zero_bubble(2, 4)):
+            pipe = pipeline(make(), schedule, rank)
+            pipe.step(*batch())
+            found[make, schedule.name] = gradients(pipe.stages[rank])
+    return {(make.__name__, name): values for (make, name), values in found.items()}
+
+
 def _scaled(rank):
     """An infinite gradient on one rank only; then one on none."""
     pipe = pipeline(chain(), gpipe(2, 4), rank)
@@ -261,6 +285,7 @@ def _everything(rank):
         "setups": _setups(rank),
         "ties": _clipping_and_ties(rank),
         "norms": _norms(rank),
+        "odd": _odd_stages(rank),
         "scaled": _scaled(rank),
         "watched": _watched(rank),
         "links": _links_of_their_own(rank),
@@ -383,6 +408,15 @@ def test_an_infinite_gradient_on_one_rank_stops_the_optimizers_of_all():
         assert found["scale"] == 4.0
         assert found["ratio"] == pytest.approx(8.0, rel=1e-4)
         assert found["losses"][0] == found["losses"][1]
+
+
+@pytest.mark.parametrize("schedule", ["1F1B", "zero bubble"])
+@pytest.mark.parametrize("make", [viewing_chain, frozen_chain])
+def test_stages_that_end_in_a_view_or_train_nothing_pass_the_right_gradients(make, schedule):
+    model = make()
+    F.mse_loss(model(batch()[0]), batch()[1]).backward()
+    parts = {r: odd[make.__name__, schedule] for r, odd in enumerate(both("odd"))}
+    assert compare(gradients(model), joined(parts)).max_rel_error < 1e-5
 
 
 def test_a_stopwatch_and_a_recorder_hear_every_action_wait_and_send():
