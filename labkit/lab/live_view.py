@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 
 import ipywidgets
-from IPython.display import DisplayHandle, display
+from IPython.display import DisplayHandle, Pretty, display
 
 from labkit.devices.inventory import DeviceSet
 from labkit.lab.plots import Picture
@@ -75,9 +75,13 @@ class LiveView:
             return
         self._stopped.clear()
         self._button.disabled, self._state.value = False, f"the last {self._seconds:g} s"
+        self._image.layout.display = ""
         self._frame()
         display(ipywidgets.VBox([ipywidgets.HBox([self._button, self._state]), self._image]))
-        self._plain = display(self.picture(), display_id=True)
+        self._plain = display(
+            Pretty("(stopped, the view leaves its picture here)"), display_id=True
+        )
+        _hear_while_a_cell_runs(self._button)
         self._thread = threading.Thread(target=self._loop, name="labkit-live", daemon=True)
         self._thread.start()
 
@@ -94,7 +98,7 @@ class LiveView:
             if self._headless:
                 display(self.picture())
                 return
-            self._frame()
+            self._image.layout.display = "none"  # the plain picture takes its place
             self._plain.update(self.picture())
             self._button.disabled, self._state.value = True, "stopped"
 
@@ -129,3 +133,12 @@ class LiveView:
             self._image.value = self.picture()._repr_png_()
         except Exception as error:  # a thread has nobody to raise to, and must not print
             self._state.value = f"{type(error).__name__}: {error}"
+
+
+def _hear_while_a_cell_runs(button: ipywidgets.Button) -> None:
+    """Let clicks come on the subshell that JupyterLab has for widgets, not behind the running cell.
+
+    ipykernel 7 sends what comes for a widget to the shell that last wrote to it, here the one that
+    runs cells; without that note JupyterLab's own choice holds. Older ones have no subshells.
+    """
+    vars(button.comm).pop("_reply_subshell_id", None)

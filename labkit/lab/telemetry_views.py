@@ -138,7 +138,7 @@ def _draw_activity(axis: Axes, t: Telemetry, device: int) -> None:
     if names:
         axis.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False, fontsize=8)
     else:
-        reason = t.reason(device, ACTIVITY[0]) or "not read"
+        reason = t.reason(device, _activity_of(t, device)) or "not read"
         axis.text(0.5, 0.6, f"null: {reason}", transform=axis.transAxes, ha="center", va="center")
     unit_s, _ = _scale(t)
     for span in t.spans:
@@ -146,9 +146,16 @@ def _draw_activity(axis: Axes, t: Telemetry, device: int) -> None:
             start = (span.start_s - _zero(t)) / unit_s
             width = span.duration_s / unit_s
             axis.barh(-15, width, left=start, height=20, color=COLOURS[span.kind])
-    axis.set_ylim(-28, 108 if "cpu_percent" not in names else None)
+    highest = max((t.peak(device, name) for name in names), default=0)
+    axis.set_ylim(-28, max(108, 1.05 * highest))  # a process on several cores exceeds 100
     name = t.devices[device].name + ("\n(lost)" if t.lost(device) else "")
     axis.set_ylabel(f"{name}\n%", rotation=0, ha="right", va="center")
+
+
+def _activity_of(t: Telemetry, device: int) -> str:
+    """Which activity a device of this kind would show."""
+    kinds = {"measured:cpu": "cpu_percent", "measured:cuda": "kernel_active_percent"}
+    return kinds.get(t.devices[device].provenance, ACTIVITY[0])
 
 
 def _draw_metric(axis: Axes, t: Telemetry, metric: str) -> None:
