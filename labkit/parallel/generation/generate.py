@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
+from torch import Tensor
 
-from labkit.measure.regions import region
 from labkit.models.kv_cache import decode, prefill
 from labkit.parallel.generation.runners import Result, Runner, even_layers
 from labkit.parallel.generation.sampling import GREEDY, Sampling
@@ -103,6 +103,7 @@ class _Group:
         self.cache = runner.new_cache(len(sequences), columns)
         self.ready_s: list[float] = []
         self._waiting: Result | None = None
+        self._newest_B: Tensor | None = None  # read by the next step, of sequences that ended, too
 
     @property
     def done(self) -> bool:
@@ -116,14 +117,14 @@ class _Group:
             step = prefill([len(prompt) for prompt in self.prompts], device)
         else:
             label = f"D{self.number}.{len(self.ready_s)}"
-            ids_BT = torch.tensor([[s.tokens[-1]] for s in self.sequences], device=device)
+            ids_BT = self._newest_B[:, None]
             step = decode([s.cached for s in self.sequences], device)
-        with region(label, "forward"):
-            self._waiting = self.runner.start(ids_BT, step, self.cache, draw)
+        self._waiting = self.runner.start(ids_BT, step, self.cache, draw, label)
 
     def take(self) -> None:
         """Wait for the tokens, and give each sequence that is not done its own."""
-        tokens = self._waiting().tolist()
+        self._newest_B = self._waiting()
+        tokens = self._newest_B.tolist()
         self.ready_s.append(time.perf_counter())
         for sequence, token in zip(self.sequences, tokens, strict=True):
             if not sequence.done:

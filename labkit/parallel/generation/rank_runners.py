@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from labkit.measure.regions import region
 from labkit.models.decoder import Decoder
 from labkit.models.kv_cache import KVCache, Step
 from labkit.parallel.generation.runners import Draw, Result, check_cover, need_whole
@@ -42,8 +43,7 @@ class LayersOnRanks:
             for first, last in self.peers.gather((part.held[0], part.held[-1]))
         ]
         check_cover(held, part.shape.layers, self.peers.size)
-        rank, size = self.peers.rank, self.peers.size
-        self.is_last = rank == size - 1
+        size = self.peers.size
         pairs = {(i, i + 1) for i in range(size - 1)} | {(size - 1, i) for i in range(size - 1)}
         self._links = open_links(self.peers, pairs)
         self._on_their_way: deque[tuple[dist.Work, Tensor]] = deque()
@@ -51,23 +51,31 @@ class LayersOnRanks:
     def new_cache(self, rows: int, columns: int) -> KVCache:
         return self.part.new_cache(rows, columns)
 
-    def start(self, ids_BT: Tensor, step: Step, cache: KVCache, draw: Draw) -> Result:
+    def start(
+        self, ids_BT: Tensor, step: Step, cache: KVCache, draw: Draw, label: str = ""
+    ) -> Result:
         rank, last = self.peers.rank, self.peers.size - 1
         x = ids_BT
         if rank > 0:
             shape = (*ids_BT.shape, self.part.shape.width)
             x = torch.empty(shape, dtype=self.part.dtype, device=self.device)
             self._receive(x, rank - 1).wait()
-        x = self.part(x, cache, step)
-        if not self.is_last:
-            self._send(x, rank + 1)
-            tokens_B = torch.empty(len(ids_BT), dtype=torch.int64, device=self.device)
-            arrival = self._receive(tokens_B, last)
-            return lambda: tokens_B if arrival.wait() else tokens_B
-        tokens_B = draw(x)
-        for other in range(last):
-            self._send(tokens_B, other)
-        return lambda: tokens_B
+        with region(label, "forward"):
+            x = self.part(x, cache, step)
+            if rank == last:
+                x = draw(x)
+            for other in [rank + 1] if rank < last else range(last):
+                self._send(x, other)
+        if rank == last:
+            return lambda: x
+        tokens_B = torch.empty(len(ids_BT), dtype=torch.int64, device=self.device)
+        arrival = self._receive(tokens_B, last)
+
+        def wait() -> Tensor:
+            arrival.wait()
+            return tokens_B
+
+        return wait
 
     def finish(self) -> None:
         """Wait until all that was sent has left."""
@@ -107,14 +115,17 @@ class TensorOnRanks:
     def new_cache(self, rows: int, columns: int) -> KVCache:
         return self.decoder.new_cache(rows, columns)
 
-    def start(self, ids_BT: Tensor, step: Step, cache: KVCache, draw: Draw) -> Result:
-        logits_BV = self.decoder(ids_BT, cache, step)
-        if self.peers.rank == 0:
-            tokens_B = draw(logits_BV)
-        else:
-            tokens_B = torch.empty(len(ids_BT), dtype=torch.int64, device=self.device)
-        if self.peers.size > 1:
-            dist.broadcast(tokens_B, group_src=0, group=self.peers.group)
+    def start(
+        self, ids_BT: Tensor, step: Step, cache: KVCache, draw: Draw, label: str = ""
+    ) -> Result:
+        with region(label, "forward"):
+            logits_BV = self.decoder(ids_BT, cache, step)
+            if self.peers.rank == 0:
+                tokens_B = draw(logits_BV)
+            else:
+                tokens_B = torch.empty(len(ids_BT), dtype=torch.int64, device=self.device)
+            if self.peers.size > 1:
+                dist.broadcast(tokens_B, group_src=0, group=self.peers.group)
         return lambda: tokens_B
 
     def finish(self) -> None:

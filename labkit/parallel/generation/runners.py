@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from labkit.measure.regions import region
 from labkit.models.decoder import Decoder
 from labkit.models.kv_cache import KVCache, Step
 
@@ -20,6 +21,7 @@ class Runner(Protocol):
 
     ``start`` begins a step and returns what waits for its tokens; several groups of sequences, each
     with a cache of its own, may have a step begun. On ranks all call the same in the same order.
+    What a device computes for the step runs in a region of the name ``label``.
 
     Attributes:
         device: where ``start`` wants its ids.
@@ -29,7 +31,9 @@ class Runner(Protocol):
 
     def new_cache(self, rows: int, columns: int) -> Any: ...
 
-    def start(self, ids_BT: Tensor, step: Step, cache: Any, draw: Draw) -> Result: ...
+    def start(
+        self, ids_BT: Tensor, step: Step, cache: Any, draw: Draw, label: str = ""
+    ) -> Result: ...
 
     def finish(self) -> None:
         """Called once after the last step."""
@@ -49,8 +53,11 @@ class OneDevice:
     def new_cache(self, rows: int, columns: int) -> KVCache:
         return self.decoder.new_cache(rows, columns)
 
-    def start(self, ids_BT: Tensor, step: Step, cache: KVCache, draw: Draw) -> Result:
-        tokens_B = draw(self.decoder(ids_BT, cache, step))
+    def start(
+        self, ids_BT: Tensor, step: Step, cache: KVCache, draw: Draw, label: str = ""
+    ) -> Result:
+        with region(label, "forward"):
+            tokens_B = draw(self.decoder(ids_BT, cache, step))
         return lambda: tokens_B
 
     def finish(self) -> None:
@@ -89,11 +96,14 @@ class ManyDevices:
     def new_cache(self, rows: int, columns: int) -> list[KVCache]:
         return [part.new_cache(rows, columns) for part in self.parts]
 
-    def start(self, ids_BT: Tensor, step: Step, cache: list[KVCache], draw: Draw) -> Result:
+    def start(
+        self, ids_BT: Tensor, step: Step, cache: list[KVCache], draw: Draw, label: str = ""
+    ) -> Result:
         x = ids_BT
-        for part, its_cache in zip(self.parts, cache, strict=True):
-            x = part(x.to(part.device), its_cache, step.to(part.device))
-        tokens_B = draw(x)
+        with region(label, "forward"):
+            for part, its_cache in zip(self.parts, cache, strict=True):
+                x = part(x.to(part.device), its_cache, step.to(part.device))
+            tokens_B = draw(x)
         return lambda: tokens_B.to(self.device)
 
     def finish(self) -> None:

@@ -44,7 +44,7 @@ def test_a_wrong_cache_column_and_a_dropped_mask_change_the_tokens(monkeypatch, 
 class DrawsForItself(TensorOnRanks):
     """Every rank draws with a chance of its own and tells nobody."""
 
-    def start(self, ids_BT, step, cache, draw):
+    def start(self, ids_BT, step, cache, draw, label=""):
         logits_BV = self.decoder(ids_BT, cache, step)
         torch.manual_seed(self.peers.rank)
         drawn_B = torch.multinomial(logits_BV.softmax(-1), 1)[:, 0]
