@@ -19,6 +19,7 @@ VAGUE_NAMES = {"utils", "util", "common", "helpers", "misc"}
 # Which file may look up an environment variable, and what for.
 MAY_READ_ENVIRONMENT = {
     "devices/backends.py": "CUDA_VISIBLE_DEVICES says which accelerators this process counts",
+    "devices/nvml.py": "CUDA_VISIBLE_DEVICES, where no torch device says which GPUs are meant",
     "lab/headless/execution.py": "PYTHONPATH, which it extends for the notebook's process",
 }
 LOOK_UP = re.compile(r"(os\.)?(environ(b)?(\[|\.get\()|getenv(b)?\()|.* (not )?in (os\.)?environ$")

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from labkit.devices.backends import accelerator_kind, backend
-from labkit.devices.doctor_checks import FAILURE, OK, Finding
+from labkit.devices.doctor_checks import FAILURE, OK, WARNING, Finding
 from labkit.devices.doctor_gpus import examine_gpus
 from labkit.devices.doctor_system import examine_system
 from labkit.devices.nvml import physical_gpus
@@ -33,7 +33,7 @@ def examine(
     found = physical_gpus()
     devices = _torch_devices()
     findings = examine_system(root, len(found.devices))
-    findings.append(_tuning(manifest))
+    findings += [_tuning(manifest), torch_sees(len(found.devices), len(devices))]
     with _load(devices):
         findings += examine_gpus(found, root, own_pids)
     return findings + (examine_peer_data(devices) if found.devices else [])
@@ -52,6 +52,14 @@ def report_json(findings: Iterable[Finding]) -> dict:
         "status": exit_status(findings),
         "findings": [finding.to_json() for finding in findings],
     }
+
+
+def torch_sees(num_gpus: int, num_devices: int) -> Finding:
+    """Whether torch can use the GPUs that the driver knows."""
+    said = f"torch {torch.__version__} can use {num_devices} accelerators of {num_gpus} NVIDIA GPUs"
+    if num_gpus and not num_devices:
+        return Finding("torch", FAILURE, said)
+    return Finding("torch", WARNING if num_devices < num_gpus else OK, said)
 
 
 def _tuning(manifest: Path) -> Finding:

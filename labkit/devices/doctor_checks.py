@@ -26,6 +26,11 @@ CHECKS = {
         "https://github.com/pytorch/pytorch/issues/45109",
         "reboot after a driver upgrade",
     ),
+    "torch": Check(
+        "torch needs a build for CUDA and a driver that is new enough for it",
+        "https://pytorch.org/get-started/locally/",
+        "install the build for CUDA and a recent driver; look at CUDA_VISIBLE_DEVICES",
+    ),
     "sli": Check(
         "SLI and Base Mosaic join GPUs for drawing; CUDA then has fewer devices or less memory",
         "https://download.nvidia.com/XFree86/Linux-x86_64/535.54.03/README/sli.html",

@@ -7,6 +7,7 @@ reason where there is none. https://docs.nvidia.com/deploy/nvml-api/
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -106,6 +107,12 @@ def physical_gpus() -> Gpus:
     return Gpus(tuple(nvitop.Device(index=index) for index in range(count)))
 
 
+def visible_gpu_uuids() -> list[str]:
+    """UUIDs of the GPUs that a CUDA program in this environment sees, in its order."""
+    uuids = [str(gpu.uuid()) for gpu in physical_gpus().devices]
+    return visible_uuids(os.environ.get("CUDA_VISIBLE_DEVICES"), uuids)
+
+
 def gpu_of_uuid(uuid: str) -> nvitop.Device | None:
     """The GPU, or MIG instance, of that UUID; None where NVML knows none.
 
@@ -124,8 +131,8 @@ def visible_uuids(variable: str | None, uuids: Sequence[str]) -> list[str]:
 
     The rules of the CUDA programming guide, "CUDA environment variables": entries are indices or
     beginnings of UUIDs that fit one GPU; the first entry that fits none ends the list; an entry
-    that comes twice makes it empty. Indices count in PCI order, which is CUDA's with
-    ``CUDA_DEVICE_ORDER=PCI_BUS_ID`` and for cards of one type.
+    that comes twice makes it empty; MIG instances are named by their whole UUID. Indices count in
+    PCI order, which is CUDA's with ``CUDA_DEVICE_ORDER=PCI_BUS_ID`` and for cards of one type.
 
     Args:
         variable: value of ``CUDA_VISIBLE_DEVICES``; None where it is not set.
@@ -142,7 +149,9 @@ def visible_uuids(variable: str | None, uuids: Sequence[str]) -> list[str]:
         return list(uuids)
     seen: list[str] = []
     for entry in (part.strip() for part in variable.split(",")):
-        if entry.isdigit():
+        if entry.startswith("MIG-"):
+            fits = [entry]
+        elif entry.isdigit():
             fits = [uuids[int(entry)]] if int(entry) < len(uuids) else []
         else:
             fits = [uuid for uuid in uuids if entry and uuid.startswith(entry)]

@@ -17,6 +17,7 @@ from IPython.display import DisplayHandle, Pretty, display
 from labkit.devices.inventory import DeviceSet
 from labkit.lab.plots import Picture
 from labkit.lab.telemetry_views import draw_telemetry
+from labkit.measure.cpu_source import ProcessSource
 from labkit.measure.metrics import Source
 from labkit.measure.sampler import DEFAULT_HZ, Sampler
 from labkit.measure.telemetry import Telemetry, sources_for
@@ -31,7 +32,8 @@ class LiveView:
     drew stands in the widget.
 
     Args:
-        devices: None for every NVIDIA GPU there is, and this process.
+        devices: None for the NVIDIA GPUs that this process may use, and for itself. Of virtual
+            ones the processes that execute them are shown: their own clock stands still meanwhile.
         pids: of the ranks, where they run on the CPU.
         seconds: how far back the picture reaches, > 0.
         hz: looks per second.
@@ -51,8 +53,10 @@ class LiveView:
     ) -> None:
         if not seconds > 0:
             raise ValueError(f"seconds={seconds} must be above 0; try 30")
+        executed = devices is not None and devices.kind == "virtual"
         if sources is None:
-            sources = sources_for(devices, pids)
+            sources = [ProcessSource(pids)] if executed else sources_for(devices, pids)
+        self._title = "processes that execute the virtual GPUs" if executed else "devices"
         num_devices = sum(len(source.devices) for source in sources)
         keep = max(2, int(seconds * hz)) * max(1, num_devices)
         self._sampler = Sampler(sources, hz, keep)
@@ -122,7 +126,7 @@ class LiveView:
 
     def picture(self) -> Picture:
         """The picture now, as a notebook shows it."""
-        return draw_telemetry(self.telemetry, "devices")
+        return draw_telemetry(self.telemetry, self._title)
 
     def _loop(self) -> None:
         while not self._stopped.wait(1 / FRAMES_PER_S):

@@ -28,6 +28,10 @@ def telemetry_table(t: Telemetry) -> Table:
         _LABELS[name]: lambda d, n=name: _shown(t, d, n, t.mean(d, n), "{:.0f} %")
         for name in activities
     }
+    if "link_percent" in t.metrics:
+        columns["link in use"] = lambda d: _shown(
+            t, d, "link_percent", t.mean(d, "link_percent"), "{:.0f} %"
+        )
     memory = "memory_peak_bytes" if "memory_peak_bytes" in t.metrics else "memory_used_bytes"
     columns |= {
         "most memory": lambda d: _shown(t, d, memory, t.peak(d, memory), "{:.2f} GiB", GIB),
@@ -92,13 +96,12 @@ def draw_telemetry(t: Telemetry, title: str) -> Picture:
     panels = [name for name in ("memory_used_bytes", "power_w") if name in t.metrics]
     shown = len(t.devices)
     figure = Figure(figsize=(9, 0.8 + 1.1 * shown + 1.3 * len(panels)), layout="constrained")
-    axes = figure.subplots(shown + len(panels), sharex=True, squeeze=False)[:, 0]
+    axes = figure.subplots(max(1, shown + len(panels)), sharex=True, squeeze=False)[:, 0]
     for device in range(shown):
         _draw_activity(axes[device], t, device)
-    for metric, axis in zip(panels, axes[shown:], strict=True):
+    for metric, axis in zip(panels, axes[shown : shown + len(panels)], strict=True):
         _draw_metric(axis, t, metric)
-    scale = _scale(t)[1]
-    axes[-1].set_xlabel(f"time in {scale}")
+    axes[-1].set_xlabel(f"time in {_scale(t)[1]}{_no_power(t)}")
     provenances = ", ".join(dict.fromkeys(device.provenance for device in t.devices))
     axes[0].set_title(f"{title}   [{provenances}]", size=10)
     _name_kinds(figure, axes[0], t)
@@ -106,6 +109,12 @@ def draw_telemetry(t: Telemetry, title: str) -> Picture:
         for side in ("top", "right"):
             axis.spines[side].set_visible(False)
     return Picture(figure)
+
+
+def _no_power(t: Telemetry) -> str:
+    if "power_w" in t.metrics or not t.samples:
+        return ""
+    return f"   (power is null: {t.reason(0, 'power_w')})"
 
 
 def _name_kinds(figure: Figure, axis: Axes, t: Telemetry) -> None:

@@ -25,7 +25,9 @@ class ProcessSource:
     """
 
     def __init__(self, pids: Sequence[int]) -> None:
-        self.devices = tuple(Metered(f"rank {rank}", "measured:cpu") for rank in range(len(pids)))
+        self.devices = tuple(
+            Metered(f"rank {rank}", "measured:cpu", has_meter=False) for rank in range(len(pids))
+        )
         self._processes = [_process(pid) for pid in pids]
         self._before: list[tuple[float, float] | None] = [None] * len(pids)  # clock, CPU seconds
 

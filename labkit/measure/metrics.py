@@ -91,6 +91,7 @@ class Metered(NamedTuple):
         model: of the card.
         uuid: as NVML writes it; None where it has none.
         memory_bytes: capacity; None where unknown.
+        has_meter: it may have an energy counter; a process never has.
     """
 
     name: str
@@ -98,6 +99,7 @@ class Metered(NamedTuple):
     model: str = ""
     uuid: str | None = None
     memory_bytes: int | None = None
+    has_meter: bool = True
 
 
 class Source(Protocol):

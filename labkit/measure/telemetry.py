@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 
 import torch
 
-from labkit.devices.backends import backend
+from labkit.devices.backends import accelerator_kind, backend
 from labkit.devices.inventory import DeviceSet
+from labkit.devices.nvml import visible_gpu_uuids
 from labkit.measure.accelerator_source import AcceleratorSource
 from labkit.measure.cpu_source import ProcessSource, RaplSource
 from labkit.measure.metrics import METRICS, Metered, Source
@@ -84,6 +85,13 @@ class Telemetry:
         """Joules that the device took, by its counter; None where it has none: see ``reason``."""
         return self.mean(device, "energy_j")
 
+    @property
+    def total_energy_j(self) -> float | None:
+        """Joules of all that has a meter, GPUs or processor packages; None where one gave none."""
+        metered = [number for number, d in enumerate(self.devices) if d.has_meter]
+        energies = [self.energy_j(number) for number in metered]
+        return None if None in energies or not energies else sum(energies)
+
     def reason(self, device: int, metric: str) -> str | None:
         """Why the last sample has no value of this metric; None where it has one."""
         _check(metric)
@@ -134,12 +142,16 @@ def sources_for(
     """Where the figures of these devices come from.
 
     Args:
-        devices: None for every NVIDIA GPU there is, and this process.
+        devices: None for the NVIDIA GPUs that this process may use, and for itself.
         pids: of the ranks, where ranks run on the CPU; without any, this process.
         traffic: read PCIe and NVLink too: some 40 ms a GPU and look.
     """
     if devices is None:
-        return [NvidiaSource(None, traffic), ProcessSource(pids or [os.getpid()]), RaplSource()]
+        return [
+            NvidiaSource(visible_gpu_uuids(), traffic),
+            ProcessSource(pids or [os.getpid()]),
+            RaplSource(),
+        ]
     if devices.kind == "virtual":
         return []
     if devices.kind == "cpu":
@@ -190,9 +202,10 @@ def telemetry(
 
 def _torch_devices(devices: DeviceSet | None) -> list[torch.device]:
     """What this process computes on."""
-    if devices is None or devices.kind in ("cpu", "virtual"):
-        return [torch.device("cpu")]
-    its = backend(devices.kind)
+    kind = (accelerator_kind() or "cpu") if devices is None else devices.kind
+    its = backend(kind)
     current = its.current_device()
+    if devices is None or not its.is_accelerator:
+        return [current]
     others = [its.torch_device(device.index) for device in devices.devices]
     return [current, *(device for device in others if device != current)]

@@ -8,7 +8,7 @@ import pytest
 import torch
 from fake_nvml import FakeGPU
 
-from labkit.devices.doctor import examine, exit_status, report_json
+from labkit.devices.doctor import examine, exit_status, report_json, torch_sees
 from labkit.devices.doctor_checks import FAILURE, OK, UNKNOWN, WARNING, Finding
 from labkit.devices.doctor_gpus import examine_gpus
 from labkit.devices.doctor_system import examine_system, numa_node
@@ -198,6 +198,14 @@ def test_this_machine_is_examined_and_the_report_explains_every_finding(tmp_path
     assert report["status"] == exit_status(findings) == 0
     for entry in report["findings"]:
         assert entry["why"] and entry["reference"].startswith("https://") and entry["advice"]
+
+
+@pytest.mark.parametrize(
+    "num_gpus, num_devices, level",
+    [(0, 0, OK), (2, 2, OK), (2, 1, WARNING), (2, 0, FAILURE), (0, 1, OK)],
+)
+def test_gpus_that_torch_cannot_use_are_found(num_gpus, num_devices, level):
+    assert torch_sees(num_gpus, num_devices).level == level
 
 
 def test_settings_left_by_a_killed_run_fail(tmp_path):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 
 import pytest
 
+from labkit.devices.inventory import choose_devices
 from labkit.lab import live_view
 from labkit.lab.live_view import LiveView
 from labkit.measure.metrics import Metered, Reading
@@ -103,6 +105,20 @@ def test_only_the_last_seconds_are_kept(shown):
     time.sleep(0.6)
     live.stop()
     assert len(live.telemetry.samples) == 4
+
+
+def test_of_virtual_devices_the_processes_that_execute_them_are_shown(shown):
+    live = LiveView(choose_devices("virtual", 2), pids=[os.getpid()] * 2, headless=True)
+    with live:
+        pass
+    assert "execute the virtual GPUs" in shown[0].figure.axes[0].get_title()
+    assert [device.name for device in live.telemetry.devices] == ["rank 0", "rank 1"]
+
+
+def test_without_a_device_there_is_an_empty_picture(shown):
+    with LiveView(sources=[], headless=True):
+        pass
+    assert len(shown) == 1
 
 
 def test_a_view_of_no_time_is_refused():

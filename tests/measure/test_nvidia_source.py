@@ -118,6 +118,10 @@ def test_cuda_visible_devices_is_read_as_cuda_reads_it(gpus, variable, expected)
     assert seen == [uuids[i] for i in expected]
 
 
+def test_a_mig_instance_is_named_by_its_whole_uuid():
+    assert visible_uuids("MIG-c7", ["GPU-aa"]) == ["MIG-c7"]
+
+
 @pytest.mark.parametrize("variable", ["2,3", "1,0", ""])
 def test_nvitop_reads_indices_alike(gpus, variable):
     with gpus(*(FakeGPU() for _ in range(4))):

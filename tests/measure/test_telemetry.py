@@ -66,6 +66,27 @@ def test_gpus_are_seen_with_energy_by_region(gpus):
     assert backward.active_percent == {"kernel_active_percent": 100}
 
 
+def test_the_total_energy_is_that_of_all_meters_or_of_none(gpus):
+    with gpus(FakeGPU(power_w=100.0), FakeGPU(power_w=50.0)):
+        with telemetry(hz=50) as t:
+            time.sleep(0.1)
+    assert t.total_energy_j == pytest.approx(150 * t.seconds, rel=0.1)
+    with gpus(FakeGPU(), FakeGPU(unsupported=("nvmlDeviceGetTotalEnergyConsumption",))):
+        with telemetry(hz=50) as t:
+            pass
+    assert t.total_energy_j is None
+    assert timeline_telemetry(SPLIT).total_energy_j is None
+
+
+def test_without_devices_the_gpus_are_those_that_the_environment_shows(gpus, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,0")
+    with gpus(*(FakeGPU(busy=10 * i) for i in range(3))):
+        with telemetry() as t:
+            pass
+    assert [d.name for d in t.devices[:3]] == ["GPU 0", "GPU 1", "rank 0"]
+    assert [t.mean(i, "kernel_active_percent") for i in range(2)] == [20, 0]
+
+
 def test_what_was_seen_before_an_exception_is_kept():
     with pytest.raises(ZeroDivisionError):
         with telemetry(choose_devices("cpu")) as t:
