@@ -21,27 +21,54 @@ _LABELS = {
 }
 
 
+Cell = tuple[str | None, str | None]  # what is shown, or why nothing
+
+
 def telemetry_table(t: Telemetry) -> Table:
-    """One row a device; what was not read says why."""
-    activities = [name for name in ACTIVITY if name in t.metrics] or ["kernel_active_percent"]
-    columns: dict[str, Callable[[int], str]] = {
-        _LABELS[name]: lambda d, n=name: _shown(t, d, n, t.mean(d, n), "{:.0f} %")
-        for name in activities
-    }
-    if "link_percent" in t.metrics:
-        columns["link in use"] = lambda d: _shown(
-            t, d, "link_percent", t.mean(d, "link_percent"), "{:.0f} %"
-        )
-    memory = "memory_peak_bytes" if "memory_peak_bytes" in t.metrics else "memory_used_bytes"
-    columns |= {
-        "most memory": lambda d: _shown(t, d, memory, t.peak(d, memory), "{:.2f} GiB", GIB),
-        "power": lambda d: _shown(t, d, "power_w", t.mean(d, "power_w"), "{:.0f} W"),
-        "energy": lambda d: _shown(t, d, "energy_j", t.energy_j(d), "{:.1f} J"),
-        "hottest": lambda d: _shown(t, d, "temperature_c", t.peak(d, "temperature_c"), "{:.0f} °C"),
-        "clocks held back by": lambda d: _throttled(t, d),
-    }
-    rows = [[_name(t, d), *(show(d) for show in columns.values())] for d in range(len(t.devices))]
-    return Table(["device", *columns], rows)
+    """One row a device: means and peaks; ``null`` for what was not read, and the reason."""
+    columns = _columns(t)
+    rows = []
+    for device in range(len(t.devices)):
+        cells = [show(device) for show in columns.values()]
+        reasons = dict.fromkeys(reason for said, reason in cells if said is None)
+        said = ["null" if cell is None else cell for cell, _ in cells]
+        rows.append([_name(t, device), *said, "; ".join(r or "not read" for r in reasons)])
+    return Table(["device", *columns, "null because"], rows)
+
+
+def _columns(t: Telemetry) -> dict[str, Callable[[int], Cell]]:
+    """By header, what gives a device's cell."""
+    given = set(t.metrics)
+    activities = [name for name in ACTIVITY if name in given] or ["kernel_active_percent"]
+    memory = "memory_peak_bytes" if "memory_peak_bytes" in given else "memory_used_bytes"
+    columns = {_LABELS[name]: _cell(t, name, t.mean, "{:.0f} %") for name in activities}
+    if "link_percent" in given:
+        columns["link in use"] = _cell(t, "link_percent", t.mean, "{:.0f} %")
+    columns["most memory"] = _cell(t, memory, t.peak, "{:.2f} GiB", GIB)
+    columns["power"] = _cell(t, "power_w", t.mean, "{:.0f} W")
+    columns["energy"] = _cell(t, "energy_j", t.mean, "{:.1f} J")
+    columns["hottest"] = _cell(t, "temperature_c", t.peak, "{:.0f} °C")
+    columns["clocks held back by"] = lambda device: _throttled(t, device)
+    for way in ("sent", "received"):
+        name = f"pcie_{way}_bytes_per_s"
+        if name in given:
+            columns[f"PCIe {way}"] = _cell(t, name, t.mean, "{:.2f} GB/s", 1e9)
+        name = f"nvlink_{way}_bytes"
+        if name in given:
+            columns[f"NVLink {way}"] = _cell(t, name, t.mean, "{:.2f} GB", 1e9)
+    return columns
+
+
+def _cell(
+    t: Telemetry, metric: str, value_of: Callable[[int, str], float | None], form: str, unit=1.0
+) -> Callable[[int], Cell]:
+    def show(device: int) -> Cell:
+        value = value_of(device, metric)
+        if value is None:
+            return None, t.reason(device, metric)
+        return form.format(value / unit), None
+
+    return show
 
 
 def _name(t: Telemetry, device: int) -> str:
@@ -50,21 +77,16 @@ def _name(t: Telemetry, device: int) -> str:
     return f"{metered.name}{lost}" + (f", {metered.model}" if metered.model else "")
 
 
-def _shown(t: Telemetry, d: int, metric: str, value: float | None, form: str, unit=1) -> str:
-    if value is None:
-        return f"null: {t.reason(d, metric) or 'not read'}"
-    return form.format(value / unit)
-
-
-def _throttled(t: Telemetry, device: int) -> str:
+def _throttled(t: Telemetry, device: int) -> Cell:
+    """Reasons that a clock was not higher, each with the share of samples that had it."""
     bits = [int(value) for _, value in t.series(device, "throttle_bits")]
     if not bits:
-        return _shown(t, device, "throttle_bits", None, "")
-    shares = {}
+        return None, t.reason(device, "throttle_bits")
+    shares: dict[str, float] = {}
     for value in bits:
         for name in throttle_reasons(value):
             shares[name] = shares.get(name, 0) + 1 / len(bits)
-    return ", ".join(f"{name} {share:.0%}" for name, share in shares.items()) or "nothing"
+    return ", ".join(f"{name} {share:.0%}" for name, share in shares.items()) or "nothing", None
 
 
 def region_table(t: Telemetry) -> Table:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 
 import torch
@@ -23,6 +23,8 @@ from labkit.measure.step_trace import StepTrace, read_traces
 from labkit.measure.timeline import Span, Timeline
 from labkit.measure.timeline_readings import metered_ranks, timeline_samples
 from labkit.measure.timers import synchronize
+
+NOT_ITS_KIND = "a device of this kind has no such figure"
 
 
 @dataclass
@@ -99,7 +101,7 @@ class Telemetry:
         if not samples:
             return "no sample was taken: join(traces) reads virtual devices"
         last = samples[-1].reading
-        return None if metric in last.values else last.reasons.get(metric, "not reported")
+        return None if metric in last.values else last.reasons.get(metric, NOT_ITS_KIND)
 
     def lost(self, device: int) -> bool:
         """Whether the device was gone at the last look."""
@@ -198,6 +200,31 @@ def telemetry(
             seen.samples += sampler.samples
             if not virtual:  # whose spans lie on another clock
                 seen.spans += log.spans()
+
+
+class Watch:
+    """``telemetry`` over several cells: made in one, ended in a later one.
+
+    Args:
+        devices, pids, hz, traffic: as of ``telemetry``.
+    """
+
+    def __init__(
+        self,
+        devices: DeviceSet | None = None,
+        *,
+        pids: Sequence[int] = (),
+        hz: float = DEFAULT_HZ,
+        traffic: bool = False,
+    ) -> None:
+        self._stack = ExitStack()
+        block = telemetry(devices, pids=pids, hz=hz, traffic=traffic)
+        self._seen = self._stack.enter_context(block)
+
+    def end(self) -> Telemetry:
+        """Stop watching; returns what was seen. Safe to call twice."""
+        self._stack.close()
+        return self._seen
 
 
 def _torch_devices(devices: DeviceSet | None) -> list[torch.device]:

@@ -34,7 +34,15 @@ def test_the_table_has_figures_units_throttling_and_reasons(gpus):
     first, second = (dict(zip(table.headers, row, strict=True)) for row in table.rows[:2])
     assert first["a kernel is active"] == "80 %" and first["hottest"] == "88 °C"
     assert first["clocks held back by"] == "power cap 100%, hardware thermal 100%"
-    assert "(lost)" in second["device"] and second["energy"].startswith("null: the GPU is lost")
+    assert "(lost)" in second["device"] and second["energy"] == "null"
+    assert second["null because"].startswith("the GPU is lost") and "kind" in first["null because"]
+
+
+def test_traffic_has_columns_where_it_was_asked_for(gpus):
+    with gpus(FakeGPU()), telemetry(traffic=True) as t:
+        pass
+    row = dict(zip(telemetry_table(t).headers, telemetry_table(t).rows[0], strict=True))
+    assert row["PCIe sent"] == row["PCIe received"] == "1.20 GB/s"
 
 
 def test_the_region_table_has_power_and_energy(gpus):
@@ -54,7 +62,8 @@ def test_a_virtual_waiting_gpu_shows_both_activities():
     t = timeline_telemetry(Timeline(spans, 2, "virtual:pair"), [1 << 30, 2 << 30])
     row = dict(zip(telemetry_table(t).headers, telemetry_table(t).rows[1], strict=True))
     assert row["computes"] == "50 %" and row["a kernel is active"] == "100 %"
-    assert row["most memory"] == "2.00 GiB" and "modelled" in row["power"]
+    assert row["most memory"] == "2.00 GiB" and row["power"] == "null"
+    assert row["null because"] == "a modelled device has no such meter"
     assert draw_telemetry(t, "split")._repr_png_().startswith(b"\x89PNG")
 
 

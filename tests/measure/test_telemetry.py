@@ -11,7 +11,7 @@ from fake_nvml import FakeGPU
 
 from labkit.devices.inventory import choose_devices
 from labkit.measure.regions import region
-from labkit.measure.telemetry import telemetry, timeline_telemetry
+from labkit.measure.telemetry import Watch, telemetry, timeline_telemetry
 from labkit.measure.telemetry_export import write_csv, write_json
 from labkit.measure.telemetry_regions import WAITING, by_region
 from labkit.measure.timeline import Span, Timeline
@@ -130,6 +130,18 @@ def test_csv_and_json_hold_every_figure_and_every_reason(tmp_path, gpus):
     assert data["samples"][0]["kernel_active_percent"] == 40 and data["samples"][0]["time_s"] == 0
     assert "not supported" in data["missing"][0]["fan_percent"]
     assert data["devices"][0]["model"] == "NVIDIA RTX A6000"
+
+
+def test_a_watch_spans_several_cells_and_can_be_ended_twice():
+    watch = Watch(choose_devices("cpu"), hz=50)
+    with region("F0", "forward"):
+        busy(0.05)
+    t = watch.end()
+    seen = len(t.samples)
+    assert watch.end() is t and len(t.samples) == seen >= 2 and len(t.spans) == 1
+    with region("F1", "forward"):
+        pass
+    assert len(t.spans) == 1, "nobody listens any more"
 
 
 def test_an_unknown_metric_is_refused():
