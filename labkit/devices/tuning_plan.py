@@ -101,6 +101,23 @@ def _settings(handle: object, name: str) -> dict[str, str]:
     return shown
 
 
+def power_wishes(
+    gpus: Sequence[nvitop.Device], shares: Sequence[float] = (0.83, 0.67, 0.5)
+) -> list[Wish]:
+    """Power caps to try: shares of the smallest default limit that every driver allows.
+
+    Raises:
+        TuningError: a card does not tell its limits.
+    """
+    defaults, least = [], []
+    for place, gpu in enumerate(gpus):
+        name = f"GPU {place}"
+        defaults.append(_known(name, "nvmlDeviceGetPowerManagementDefaultLimit", gpu))
+        least.append(_known(name, "nvmlDeviceGetPowerManagementLimitConstraints", gpu)[0])
+    caps = [round(share * min(defaults) / 1000) for share in shares] if defaults else []
+    return [Wish(power_limit_w=cap) for cap in caps if cap * 1000 >= max(least)]
+
+
 def _power(gpu: nvitop.Device, name: str, wish: Wish) -> list[Step]:
     least, most = _known(name, "nvmlDeviceGetPowerManagementLimitConstraints", gpu)
     now = _known(name, "nvmlDeviceGetPowerManagementLimit", gpu)

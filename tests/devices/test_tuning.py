@@ -16,7 +16,7 @@ from fake_nvml import FakeGPU, Scenario, write_scenario
 from labkit.devices.nvml import physical_gpus
 from labkit.devices.tuning import tuned
 from labkit.devices.tuning_manifest import restore
-from labkit.devices.tuning_plan import TuningError, Wish, plan
+from labkit.devices.tuning_plan import TuningError, Wish, plan, power_wishes
 
 ROOT = Path(__file__).parents[2]
 ALL = Wish(power_limit_w=200, clocks_mhz=(210, 1200), fan_percent=80)
@@ -116,6 +116,13 @@ def test_a_card_that_tells_no_bounds_is_left_alone(gpus):
     with gpus(FakeGPU(unsupported=("nvmlDeviceGetPowerManagementLimitConstraints",))):
         with pytest.raises(TuningError, match="not supported.*nothing was changed"):
             plan(physical_gpus().devices, Wish(power_limit_w=200))
+
+
+def test_caps_to_try_are_shares_of_the_default_that_every_card_allows(gpus):
+    with gpus(FakeGPU(), FakeGPU(limits_w=(180, 350, 350))):
+        wishes = power_wishes(physical_gpus().devices, shares=(0.9, 0.7, 0.5))
+    assert wishes == [Wish(power_limit_w=270), Wish(power_limit_w=210)]  # 150 W is below 180 W
+    assert power_wishes([]) == []
 
 
 def test_a_machine_without_gpus_says_so(gpus):

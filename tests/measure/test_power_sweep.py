@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from fake_nvml import FakeGPU
 
+from labkit.devices.inventory import choose_devices
 from labkit.devices.nvml import physical_gpus
 from labkit.devices.tuning_plan import Wish
-from labkit.measure.power_sweep import Block, SweepPoint, ratio_interval, sweep
+from labkit.measure.power_sweep import Block, SweepPoint, measure_block, ratio_interval, sweep
 from labkit.measure.published_power import PUBLISHED_MODELS, published_sweep
 from labkit.measure.tuning_verdict import verdict
 
@@ -49,6 +52,13 @@ def test_every_setting_is_measured_against_the_default_and_put_back(gpus, tmp_pa
     assert points[2].interval[0] > 1.9 and points[1].interval[0] < 1.01
     assert len(calls) == 2 * 2 * 4  # two settings, set and restored, four rounds
     assert points[1].tokens_per_s == pytest.approx(10_000, rel=0.05)
+
+
+def test_a_block_on_the_cpu_has_a_time_and_no_energy():
+    calls = []
+    block = measure_block(lambda: calls.append(time.sleep(0.02)), choose_devices("cpu"), 0.1)
+    assert block.seconds == pytest.approx(0.02, rel=0.5) and len(calls) >= 3
+    assert block.energy_j is None and block.temperature_c is None and not block.throttled
 
 
 def test_without_apply_only_the_default_is_measured_and_nothing_changes(gpus, tmp_path):
