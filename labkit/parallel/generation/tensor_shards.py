@@ -58,5 +58,5 @@ class GatheredColumns(nn.Module):
     def forward(self, x_BD: Tensor) -> Tensor:
         own_BV = self.own(x_BD)
         every = own_BV.new_empty(self.group.size() * len(own_BV), own_BV.shape[1])
-        dist.all_gather_into_tensor(every, own_BV, group=self.group)
+        dist.all_gather_single(every, own_BV, group=self.group)
         return torch.cat(every.chunk(self.group.size()), dim=-1)
