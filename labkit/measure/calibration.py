@@ -13,7 +13,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from statistics import median, quantiles
+from statistics import median
 
 import psutil
 import torch
@@ -106,12 +106,12 @@ def measure_link(
     """Ping-pong between ranks 0 and 1 of the running process group; call it on both.
 
     Each rank is busy for a while before it sends, as in a pipeline: a thread that has waited
-    wakes up later than one that has not.
+    wakes up later than one that has not. Nothing else should run meanwhile: on a busy machine the
+    latency comes out ten times too long.
 
     Args:
         num_bytes: message sizes, smallest first, at least two.
-        repeats: round trips per size, >= 2; their lower quartile counts, since other work on the
-            machine only delays.
+        repeats: round trips per size, of which the median counts.
         busy_s: how long the other rank waits for each message.
 
     Raises:
@@ -135,7 +135,7 @@ _FASTEST_S_PER_BYTE = 1 / 100e9  # no loopback copies faster than memory does
 
 
 def _round_trip_s(num_bytes: int, repeats: int, busy_s: float) -> float:
-    """There and back, without the time in which a rank was busy before it sent; lower quartile."""
+    """Median of there and back, without the time in which a rank was busy before it sent."""
     message, rank, trips = torch.zeros(num_bytes, dtype=torch.uint8), dist.get_rank(), []
     for _ in range(repeats):
         started_s = time.perf_counter()
@@ -146,7 +146,7 @@ def _round_trip_s(num_bytes: int, repeats: int, busy_s: float) -> float:
             elif rank == 1 - sender:
                 dist.recv(message, sender)
         trips.append(time.perf_counter() - started_s - 2 * busy_s)
-    return max(0.0, quantiles(trips, n=4)[0])
+    return max(0.0, median(trips))
 
 
 def _keep_busy(seconds: float) -> None:

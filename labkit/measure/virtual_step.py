@@ -89,7 +89,7 @@ def joined_recording(recordings: Sequence[Recording], calls: Sequence[Unrecorded
         event._replace(own_s=median(own_s))
         for event, own_s in zip(last.events, of_each_event, strict=True)
     )
-    fastest = min(calls, key=lambda call: call.main_s)
+    fastest = min(calls, key=lambda call: call.main_s + call.others_s)
     walls_s = tuple(call.walls_s[0] for call in calls)
     return replace(last, events=events, unrecorded=fastest._replace(walls_s=walls_s))
 
