@@ -16,6 +16,7 @@ from labkit.devices.nvml import Gpus, ask
 
 SLOWDOWN_BITS = 0x8 | 0x20 | 0x40 | 0x80  # hardware slowdown, two thermal reasons, power brake
 MAX_LINKS = 18
+PEER_KINDS = {"read": 0, "write": 1}  # of nvmlGpuP2PCapsIndex_t; pynvml has tuples by mistake
 TOPOLOGY = {
     libnvml.NVML_TOPOLOGY_INTERNAL: "one board",
     libnvml.NVML_TOPOLOGY_SINGLE: "one PCIe switch",
@@ -200,8 +201,10 @@ def _numa(gpu: nvitop.Device, name: str, root: Path) -> Finding:
 
 
 def _peer_access(a: nvitop.Device, b: nvitop.Device, name: str) -> Finding:
-    kinds = {"read": libnvml.NVML_P2P_CAPS_INDEX_READ, "write": libnvml.NVML_P2P_CAPS_INDEX_WRITE}
-    states = {k: ask("nvmlDeviceGetP2PStatus", a.handle, b.handle, i) for k, i in kinds.items()}
+    states = {
+        kind: ask("nvmlDeviceGetP2PStatus", a.handle, b.handle, index)
+        for kind, index in PEER_KINDS.items()
+    }
     level_of_path, _ = ask("nvmlDeviceGetTopologyCommonAncestor", a.handle, b.handle)
     over = f"over {TOPOLOGY.get(level_of_path, 'an unknown path')}"
     missing = [k for k, s in states.items() if s.value != libnvml.NVML_P2P_STATUS_OK]

@@ -56,12 +56,16 @@ def tuned(
     except OSError:
         manifest.unlink()  # nothing was changed yet
         raise
+    made = 0
     with _sigterm_raises():
         try:
             for step in steps:
                 _make(step)
+                made += 1
             yield steps
         finally:
+            if not made:
+                manifest.unlink()  # the first step was refused: there is nothing to put back
             problems = restore(manifest)
             watchdog.release(restored=not problems)
             if problems and manifest.exists():

@@ -124,6 +124,9 @@ class FakeNvml:
         return function
 
     def _call(self, name: str, method, arguments) -> int:
+        for place, argument in enumerate(arguments, start=1):
+            if isinstance(argument, float | tuple | list):  # what ctypes takes for no C function
+                raise ctypes.ArgumentError(f"argument {place} of {name}: {argument!r}")
         handle = arguments[0] if arguments else None
         if isinstance(handle, pynvml.c_nvmlDevice_t):
             gpu = self._gpu(handle)
