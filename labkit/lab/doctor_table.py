@@ -11,12 +11,15 @@ _ORDER = (FAILURE, WARNING, UNKNOWN, OK)
 
 
 def doctor_table(findings: Sequence[Finding]) -> Table:
-    """One row a finding, the worst first; advice where something is wrong."""
-    ordered = sorted(findings, key=lambda finding: _ORDER.index(finding.level))
-    return Table(
-        ["", "check", "device", "found", "what to do"],
-        [[f.level, f.check, f.device, f.found, _advice(f)] for f in ordered],
-    )
+    """The worst first, and one row for devices that are alike; advice where something is wrong."""
+    alike: dict[tuple[str, str, str], list[Finding]] = {}
+    for finding in sorted(findings, key=lambda finding: _ORDER.index(finding.level)):
+        alike.setdefault((finding.level, finding.check, finding.found), []).append(finding)
+    rows = [
+        [level, check, "; ".join(f.device for f in group), found, _advice(group[0])]
+        for (level, check, found), group in alike.items()
+    ]
+    return Table(["", "check", "device", "found", "what to do"], rows)
 
 
 def _advice(finding: Finding) -> str:

@@ -16,9 +16,10 @@ FINDINGS = [
 ]
 
 
-def test_the_worst_comes_first_and_only_faults_have_advice():
+def test_the_worst_comes_first_only_faults_have_advice_and_equal_devices_share_a_row():
     rows = doctor_table(FINDINGS).rows
-    assert [row[0] for row in rows] == ["failure", "warning", "warning", "ok"]
+    assert [row[0] for row in rows] == ["failure", "warning", "ok"]
+    assert rows[1][2] == "GPU 0; GPU 1"
     assert "restart X" in rows[0][-1] and rows[-1][-1] == ""
 
 
