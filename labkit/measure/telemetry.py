@@ -145,7 +145,7 @@ def sources_for(
 
     Args:
         devices: None for the NVIDIA GPUs that this process may use, and for itself.
-        pids: of the ranks, where ranks run on the CPU; without any, this process.
+        pids: of the ranks that do the work; without any, this process does it.
         traffic: read PCIe and NVLink too: some 40 ms a GPU and look.
     """
     if devices is None:
@@ -186,7 +186,7 @@ def telemetry(
     """
     sampler = Sampler(sources_for(devices, pids, traffic), hz)
     seen = Telemetry(sampler.devices)
-    on = _torch_devices(devices)
+    on = _torch_devices(devices, pids)
     log = SpanLog(0, on[0])
     virtual = devices is not None and devices.kind == "virtual"
     with listening(log.span):
@@ -227,8 +227,10 @@ class Watch:
         return self._seen
 
 
-def _torch_devices(devices: DeviceSet | None) -> list[torch.device]:
-    """What this process computes on."""
+def _torch_devices(devices: DeviceSet | None, pids: Sequence[int]) -> list[torch.device]:
+    """What this process computes on; where ranks do, it must not open their GPUs itself."""
+    if pids:
+        return [torch.device("cpu")]
     kind = (accelerator_kind() or "cpu") if devices is None else devices.kind
     its = backend(kind)
     current = its.current_device()
