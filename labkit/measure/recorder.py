@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from labkit.measure import communication
@@ -25,7 +26,7 @@ from labkit.measure.profiler_labels import region_of_label, runs_on_own_stream
 from labkit.measure.recording import NO_REGION, Event, Recording, Region
 from labkit.measure.regions import listening
 
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
+_PLAIN = (torch.Tensor, torch.nn.Parameter, FakeTensor)  # a fake one has a plain one's operators
 _NO_KWARGS: dict[str, Any] = {}
 
 
@@ -153,11 +154,7 @@ class Recorder(TorchDispatchMode):
             its = self._classes[func] = classify(func)
         outputs = flat_tensors(result)
         if its.free:
-            if func.namespace == "profiler":
-                self._follow_profiler(its.name, args)
-            for tensor in outputs:
-                if not tensor.is_meta:
-                    self.storages.number(tensor)
+            self._note_free(its, args, outputs)
             return
         inputs = flat_tensors(args)
         if kwargs:
@@ -187,6 +184,14 @@ class Recorder(TorchDispatchMode):
                 own_s=own_s,
             )
         )
+
+    def _note_free(self, its: OperatorClass, args: tuple, outputs: list[torch.Tensor]) -> None:
+        """A view, an allocation or a profiler's label: no time, but maybe a new storage."""
+        if its.name.startswith("profiler::"):
+            self._follow_profiler(its.name, args)
+        for tensor in outputs:
+            if not tensor.is_meta:
+                self.storages.number(tensor)
 
     def _note_communication(
         self, func: Any, args: tuple, kwargs: dict, result: Any, own_s: float
