@@ -48,6 +48,7 @@ _ALLOCATE_ONLY = frozenset(
 )
 _READ_AS_MUCH_AS_WRITTEN = frozenset("embedding gather index index_select".split())
 _OVERWRITE = frozenset("bernoulli_ copy_ exponential_ fill_ normal_ uniform_ zero_".split())
+_WRITE_WHAT_THEY_ARE_GIVEN = frozenset("index_copy_ index_put_ scatter_".split())
 _IGNORED_NAMESPACES = frozenset({"profiler", "prim", "inductor", "debugprims"})
 
 
@@ -60,7 +61,7 @@ class OperatorClass(NamedTuple):
         flops: formula, or None.
         known: has a formula, or is known to be bound by memory.
         reads: "all" its arguments, only those it does not change ("others": a copy), or as many
-            bytes as it writes ("gather").
+            bytes as it writes ("gather"). "scatter" writes as many bytes as it is given.
         written_args: positions of arguments that it changes in place.
         written_kwargs: names of those that are passed by keyword.
     """
@@ -105,6 +106,8 @@ def classify(operator: Any) -> OperatorClass:
 def _what_it_reads(operator: Any, base: str) -> str:
     if base in _READ_AS_MUCH_AS_WRITTEN:
         return "gather"
+    if base in _WRITE_WHAT_THEY_ARE_GIVEN:
+        return "scatter"
     writes_out = operator.namespace == "fsdp" or "out" in operator._overloadname
     overwrites = writes_out or base in _OVERWRITE
     return "others" if overwrites else "all"
@@ -164,7 +167,8 @@ def bytes_of_call(
     out = sum([moved_bytes(tensor) for tensor in written])
     if its.reads == "gather":
         return 2 * out
-    if its.reads == "others":
+    if its.reads in ("others", "scatter"):
         changed = {id(tensor) for tensor in written}
         inputs = [tensor for tensor in inputs if id(tensor) not in changed]
-    return out + sum([moved_bytes(tensor) for tensor in inputs])
+    read = sum([moved_bytes(tensor) for tensor in inputs])
+    return 2 * read if its.reads == "scatter" else out + read

@@ -50,6 +50,16 @@ def test_attention_on_the_cpu_counts_as_torch_counts_it_on_cuda():
     assert recording.unknown_operators == {}
 
 
+def test_writing_a_few_rows_of_a_large_tensor_costs_those_rows():
+    large, rows, places = torch.zeros(1000, 4), torch.ones(2, 4), torch.tensor([7, 9])
+
+    def write():
+        large[places] = rows
+
+    _, recording = record(write)
+    assert [event.num_bytes for event in recording.events] == [2 * (2 * 4 * 4 + 2 * 8)]
+
+
 def test_a_view_costs_nothing_and_names_the_same_storage():
     x = torch.ones(4, 4)
     _, recording = record(lambda: (x.add_(1), x[1:].t().add_(1)))
