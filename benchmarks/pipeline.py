@@ -36,7 +36,7 @@ from labkit.parallel.torch_runtime import torch_runtime
 RANKS, M, ROWS = 2, 8, 16
 CONFIG = ModelConfig(layers=8, width=256, heads=4, context=128)
 RATE = 3e-4
-LONGEST_WAIT_S = 1.0
+LONGEST_WAIT_S = 3.0
 YARDSTICK = "torch Schedule1F1B"
 Step = Callable[[torch.Tensor, torch.Tensor], object]
 

@@ -23,7 +23,7 @@ class Peers:
     def __init__(
         self, group: dist.ProcessGroup | None = None, device: torch.device | None = None
     ) -> None:
-        self.group = group or (dist.group.WORLD if dist.is_initialized() else None)
+        self.group = dist.group.WORLD if group is None and dist.is_initialized() else group
         self.device = device
         self.size = 1 if self.group is None else self.group.size()
         self.rank = 0 if self.group is None else self.group.rank()

@@ -125,6 +125,14 @@ def test_outputs_come_without_the_padding_from_the_last_rank():
     torch.testing.assert_close(last, Transformer(CONFIG)(inputs[:5]).detach())
 
 
+def test_one_process_runs_a_pipeline_without_a_process_group():
+    model, (inputs, targets) = Transformer(CONFIG), batch()
+    loss = Pipeline(model, one_f_one_b(1, M)).step(inputs, targets)
+    expected, reference = on_one_device()["whole batch"]
+    assert loss == pytest.approx(expected, rel=1e-6)
+    assert compare(reference, gradients(model)).max_rel_error < 1e-5
+
+
 def test_padding_repeats_the_first_row_and_never_counts():
     inputs, targets = torch.arange(5).reshape(5, 1), torch.arange(10, 15).reshape(5, 1)
     assert [part.flatten().tolist() for part in split_inputs(inputs, 2, 4)] == [
