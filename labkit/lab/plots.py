@@ -163,6 +163,25 @@ def draw_stacks(
     return _finished(figure, axes, title, provenance)
 
 
+def draw_matrix(
+    values: Sequence[Sequence[float]], *, title: str, unit: str, provenance: str
+) -> Picture:
+    """A value for each pair of devices, row to column; NaN stays empty."""
+    figure = Figure(figsize=(1.6 + 0.9 * len(values), 1.2 + 0.7 * len(values)))
+    axes = figure.subplots()
+    image = axes.imshow(values, cmap="Blues", vmin=0)
+    for row, line in enumerate(values):
+        for column, value in enumerate(line):
+            if value == value:  # not NaN
+                text = f"{value:.3g}"
+                axes.text(column, row, text, ha="center", va="center", size=9, color="#d62728")
+    names = [f"device {i}" for i in range(len(values))]
+    axes.set_xticks(range(len(values)), names)
+    axes.set_yticks(range(len(values)), names)
+    figure.colorbar(image, ax=axes, label=unit)
+    return _finished(figure, axes, title, provenance)
+
+
 def _finished(figure: Figure, axes, title: str, provenance: str) -> Picture:
     axes.set_title(f"{title}   [{provenance}]", size=10)
     for side in ("top", "right"):

@@ -3,6 +3,7 @@ import pytest
 from labkit.lab.plots import (
     Picture,
     draw_lines,
+    draw_matrix,
     draw_plan_and_run,
     draw_stacks,
     draw_timeline,
@@ -73,3 +74,10 @@ def test_a_waterfall_ends_at_the_sum_of_its_steps():
     ideal, bubble, total = picture.figure.axes[0].patches
     assert bubble.get_y() == 4.0 and total.get_height() == 5.0
     assert is_png_with_title(picture, "virtual:lab")
+
+
+def test_a_matrix_writes_every_value_and_leaves_the_diagonal_empty():
+    nan = float("nan")
+    picture = draw_matrix([[nan, 5.0], [5.0, nan]], title="t", unit="GB/s", provenance="published")
+    assert [text.get_text() for text in picture.figure.axes[0].texts] == ["5", "5"]
+    assert is_png_with_title(picture, "published")
