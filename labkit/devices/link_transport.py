@@ -16,8 +16,8 @@ from labkit.devices.backends import backend
 
 COLLECTIVES: dict[str, Callable[[Tensor, Tensor, dist.ProcessGroup], object]] = {
     "all_reduce": lambda whole, part, group: dist.all_reduce(whole, group=group),
-    "all_gather": lambda whole, part, group: dist.all_gather_into_tensor(whole, part, group=group),
-    "reduce_scatter": lambda whole, part, group: dist.reduce_scatter_tensor(
+    "all_gather": lambda whole, part, group: dist.all_gather_single(whole, part, group=group),
+    "reduce_scatter": lambda whole, part, group: dist.reduce_scatter_single(
         part, whole, group=group
     ),
     "broadcast": lambda whole, part, group: dist.broadcast(whole, group_src=0, group=group),

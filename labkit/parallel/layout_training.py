@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.optim import Optimizer
 
+from labkit.measure.regions import region
 from labkit.models.config import ModelConfig
 from labkit.models.transformer import Transformer
 from labkit.parallel import shards
@@ -99,8 +100,9 @@ class LayoutTraining:
         loss = self.backward(ids_BT, targets_BT)
         if clip is not None:
             shards.clip_gradients(self.model, self.gradient_norm(), clip)
-        self.optimizer.step()
-        self.optimizer.zero_grad()
+        with region("optimizer", "optimizer"):
+            self.optimizer.step()
+            self.optimizer.zero_grad()
         return loss
 
     def backward(self, ids_BT: Tensor, targets_BT: Tensor) -> float:
@@ -114,7 +116,8 @@ class LayoutTraining:
             loss = torch.tensor(self._pipeline.step(ids, targets), device=self.device)
         if self.layout.data > 1:
             if self.layout.data_style == "copies":
-                sum_gradients(self.model, group, divide_by=self.layout.data)
+                with region("sum gradients", "collective"):
+                    sum_gradients(self.model, group, divide_by=self.layout.data)
             dist.all_reduce(loss, group=group)
             loss /= self.layout.data
         shards.check_gradients(self.model)

@@ -18,6 +18,8 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Replicate, Shard
 
+from labkit.measure.regions import region
+
 
 class _Copied(torch.autograd.Function):
     @staticmethod
@@ -29,7 +31,8 @@ class _Copied(torch.autograd.Function):
     def backward(ctx, gradient):
         # in place: what the linear layers behind hand back is a tensor of its own
         gradient = gradient.contiguous()
-        dist.all_reduce(gradient, group=ctx.group)
+        with region("all-reduce", "collective"):
+            dist.all_reduce(gradient, group=ctx.group)
         return gradient, None
 
 
@@ -37,7 +40,8 @@ class _Summed(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, group):
         ctx.mark_dirty(x)
-        dist.all_reduce(x, group=group)
+        with region("all-reduce", "collective"):
+            dist.all_reduce(x, group=group)
         return x
 
     @staticmethod

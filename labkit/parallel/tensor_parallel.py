@@ -25,6 +25,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
+from labkit.measure.regions import region
 from labkit.models.transformer import Transformer, next_token_loss
 from labkit.parallel.shards import settle_gradients
 from labkit.parallel.tensor_checks import (
@@ -175,10 +176,13 @@ def loss_and_backward(model: Transformer, ids_BT: Tensor, targets_BT: Tensor) ->
 
     Logits that are DTensors need torch's ``loss_parallel`` around loss and backward.
     """
-    logits = model(ids_BT)
+    with region("forward", "forward"):
+        logits = model(ids_BT)
     with loss_parallel() if isinstance(logits, DTensor) else nullcontext():
-        loss = loss_of(model)(logits, targets_BT)
-        loss.backward()
+        with region("forward", "forward"):
+            loss = loss_of(model)(logits, targets_BT)
+        with region("backward", "backward"):
+            loss.backward()
     settle_gradients(model)
     loss = loss.detach()
     return loss.full_tensor() if isinstance(loss, DTensor) else loss
