@@ -96,6 +96,7 @@ def main() -> None:
         ninth = statistics.quantiles(times, n=10)[-1]
         median = statistics.median(times)
         print(f"a look at 4 scripted GPUs: median {median:.2f} ms, p90 {ninth:.2f} ms, n={LOOKS}")
+        print(f"so {DEFAULT_HZ:g} looks a second take {median * DEFAULT_HZ / 10:.2f} % of one core")
 
         step, beside = training_step(), Sampler([NvidiaSource(), ProcessSource([os.getpid()])])
         block(step)
