@@ -162,10 +162,12 @@ def _zero(t: Telemetry) -> float:
 
 def _draw_activity(axis: Axes, t: Telemetry, device: int) -> None:
     names = [name for name in ACTIVITY if t.series(device, name)]
+    # a meter tells what was before the look, a modelled one what is around it
+    where = "mid" if t.devices[device].provenance.startswith("virtual") else "pre"
     for name, style in zip(names, ("-", "--", ":"), strict=False):
         series = t.series(device, name)
         values = [value for _, value in series]
-        axis.step(_times(t, series), values, style, where="pre", label=_LABELS[name], color="k")
+        axis.step(_times(t, series), values, style, where=where, label=_LABELS[name], color="k")
     if names:
         axis.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False, fontsize=8)
     else:

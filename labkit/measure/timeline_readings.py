@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 
 from labkit.measure.metrics import METRICS, Metered, Reading
@@ -14,9 +15,9 @@ NO_METER = dict.fromkeys(METRICS, "a modelled device has no such meter")
 
 
 def timeline_samples(
-    timeline: Timeline, peak_bytes: Sequence[int | None] = (), windows: int = 100
+    timeline: Timeline, peak_bytes: Sequence[int | None] = (), windows: int = 500
 ) -> list[Sample]:
-    """Cut the timeline in equal windows and read each rank at the end of each.
+    """Cut the timeline in equal windows and read each rank over each, noted at its middle.
 
     - ``compute_percent``: the share of the window in which the rank computes;
     - ``kernel_active_percent``: what NVML would say. On a GPU the receive or collective that a
@@ -43,7 +44,7 @@ def timeline_samples(
             values = {name: _percent(i, start_s, width_s) for name, i in shown.items()}
             if peak is not None:
                 values["memory_peak_bytes"] = peak
-            samples.append(Sample(start_s + width_s, rank, Reading(values, NO_METER)))
+            samples.append(Sample(start_s + width_s / 2, rank, Reading(values, NO_METER)))
     return samples
 
 
@@ -61,9 +62,13 @@ def _shown(timeline: Timeline, rank: int) -> dict[str, Intervals]:
 
 
 def _percent(intervals: Intervals, start_s: float, width_s: float) -> float:
-    covered_s = sum(
-        max(0.0, min(end, start_s + width_s) - max(start, start_s)) for start, end in intervals
-    )
+    """Share of the window that the ascending, disjoint intervals cover."""
+    end_s, covered_s = start_s + width_s, 0.0
+    first = bisect_right(intervals, start_s, key=lambda interval: interval[1])
+    for start, end in intervals[first:]:
+        if start >= end_s:
+            break
+        covered_s += min(end, end_s) - max(start, start_s)
     return 100 * min(1.0, covered_s / width_s)
 
 
