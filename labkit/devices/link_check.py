@@ -10,14 +10,13 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import permutations
-from typing import Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from labkit.devices.backends import backend
-from labkit.devices.link_transport import GroupTransport, Transport
+from labkit.devices.link_copies import Copies
+from labkit.devices.link_transport import GroupTransport, HostStaged, Transport
 
 
 @dataclass(frozen=True)
@@ -59,44 +58,6 @@ def require_right(deliveries: list[Delivery]) -> None:
             "; ".join(wrong) + ". Go through the host: StagedCopies or HostStaged, and for NCCL "
             "set NCCL_P2P_DISABLE=1 before the ranks start"
         )
-
-
-class Copies(Protocol):
-    """Copies between the devices of one process."""
-
-    count: int
-
-    def claimed(self, source: int, target: int) -> bool | None: ...
-
-    def copy(self, on_host: Tensor, source: int, target: int) -> Tensor:
-        """Host to ``source``, from there to ``target``, and back to the host."""
-        ...
-
-
-class DeviceCopies:
-    """Direct copies between the accelerators that this process sees."""
-
-    def __init__(self, kind: str) -> None:
-        self.backend = backend(kind)
-        self.count = self.backend.count()
-
-    def claimed(self, source: int, target: int) -> bool | None:
-        ask = getattr(torch.get_device_module(self.backend.kind), "can_device_access_peer", None)
-        return None if ask is None else bool(ask(source, target))
-
-    def copy(self, on_host: Tensor, source: int, target: int) -> Tensor:
-        sent = on_host.to(self.backend.torch_device(source))
-        return self._cross(sent, target).cpu()
-
-    def _cross(self, sent: Tensor, target: int) -> Tensor:
-        return sent.to(self.backend.torch_device(target))
-
-
-class StagedCopies(DeviceCopies):
-    """The same through the host's memory, for devices whose direct copies arrive wrong."""
-
-    def _cross(self, sent: Tensor, target: int) -> Tensor:
-        return super()._cross(sent.cpu(), target)
 
 
 def check_copies(
@@ -235,3 +196,32 @@ def check_messages(
         if any(v.hung for v in told):
             break  # what still waits would take in the next pair's message
     return verdicts
+
+
+def reliable_transport(
+    control: dist.ProcessGroup,
+    group: dist.ProcessGroup,
+    device: torch.device,
+    *,
+    transport: Transport | None = None,
+    timeout_s: float = 10.0,
+) -> tuple[Transport, list[Delivery]]:
+    """The direct way between the ranks where it delivers, else the one through the host.
+
+    Args:
+        control: a gloo group of the same ranks, other than ``group``; messages go over it if they
+            have to be staged.
+
+    Returns:
+        The transport, the same kind on every rank, and the verdicts on the direct one.
+
+    Raises:
+        UnreliableLinkError: not even the way through the host delivers.
+    """
+    direct = transport or GroupTransport(group, device)
+    deliveries = check_messages(control, transport=direct, timeout_s=timeout_s)
+    if all(delivery.right for delivery in deliveries):
+        return direct, deliveries
+    staged = HostStaged(control, device)
+    require_right(check_messages(control, transport=staged, timeout_s=timeout_s))
+    return staged, deliveries

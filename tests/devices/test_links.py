@@ -11,6 +11,7 @@ from labkit.devices.link_check import (
     UnreliableLinkError,
     check_copies,
     check_messages,
+    reliable_transport,
     require_right,
 )
 from labkit.devices.link_transport import GroupTransport, HostStaged
@@ -86,6 +87,10 @@ def test_every_pair_and_collective_is_timed_and_all_ranks_know():
 def _check(rank):
     control = dist.new_group(backend="gloo")
     world = dist.group.WORLD
+    way, _ = reliable_transport(control, world, CPU)
+    assert type(way) is GroupTransport
+    way, seen = reliable_transport(control, world, CPU, transport=ZeroesTheSecond(world, CPU))
+    assert type(way) is HostStaged and not all(delivery.right for delivery in seen)
     told = [
         check_messages(control, group=world, device=CPU, num_bytes=4096),
         check_messages(control, transport=HostStaged(world, CPU), num_bytes=4096),
@@ -155,7 +160,7 @@ def test_a_verdict_says_what_is_claimed_and_what_is_so():
 @pytest.mark.gpu
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
 def test_direct_and_staged_copies_between_gpus_arrive():
-    from labkit.devices.link_check import DeviceCopies, StagedCopies
+    from labkit.devices.link_copies import DeviceCopies, StagedCopies
 
     require_right(check_copies(StagedCopies("cuda")))
     assert all(d.claimed is not None for d in check_copies(DeviceCopies("cuda")))
