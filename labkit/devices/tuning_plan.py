@@ -118,6 +118,15 @@ def power_wishes(
     return [Wish(power_limit_w=cap) for cap in caps if cap * 1000 >= max(least)]
 
 
+def fan_wishes(gpus: Sequence[nvitop.Device], percents: Sequence[int] = (90,)) -> list[Wish]:
+    """Fan speeds to try; none where a card has no fans of its own to set."""
+    counts = [ask("nvmlDeviceGetNumFans", gpu.handle).value for gpu in gpus]
+    bounds = [ask("nvmlDeviceGetMinMaxFanSpeed", gpu.handle).value for gpu in gpus]
+    if not gpus or not all(counts) or not all(bounds):
+        return []
+    return [Wish(fan_percent=percent) for percent in percents]
+
+
 def _power(gpu: nvitop.Device, name: str, wish: Wish) -> list[Step]:
     least, most = _known(name, "nvmlDeviceGetPowerManagementLimitConstraints", gpu)
     now = _known(name, "nvmlDeviceGetPowerManagementLimit", gpu)

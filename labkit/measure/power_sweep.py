@@ -69,20 +69,17 @@ class SweepPoint:
 def measure_block(step: Callable[[], object], devices: DeviceSet, seconds: float = 2.0) -> Block:
     """Call ``step`` for at least ``seconds`` and watch the devices meanwhile.
 
+    A quarter of that time goes before it uncounted: clocks take a moment to follow a new setting.
+
     Args:
         step: no arguments; all its devices are of this process.
         devices: those that it uses.
         seconds: long against the energy counter's own steps of some 20 to 100 ms.
     """
     on = [torch.device(devices.kind, d.index) for d in devices.devices]
-    calls = 0
+    _repeat(step, on, seconds / 4)
     with telemetry(devices, hz=10) as t:
-        began_s = time.perf_counter()
-        while time.perf_counter() - began_s < seconds:
-            step()
-            synchronize(on)
-            calls += 1
-        took_s = time.perf_counter() - began_s
+        calls, took_s = _repeat(step, on, seconds)
     numbers = range(devices.count)
     energies = [t.energy_j(number) for number in numbers]
     hottest = [c for n in numbers if (c := t.peak(n, "temperature_c")) is not None]
@@ -93,6 +90,18 @@ def measure_block(step: Callable[[], object], devices: DeviceSet, seconds: float
         max(hottest, default=None),
         frozenset(name for b in bits for name in throttle_reasons(b & SLOWED_DOWN)),
     )
+
+
+def _repeat(
+    step: Callable[[], object], devices: Sequence[torch.device], seconds: float
+) -> tuple[int, float]:
+    """How many calls were made, and what they took."""
+    calls, began_s = 0, time.perf_counter()
+    while time.perf_counter() - began_s < seconds:
+        step()
+        synchronize(devices)
+        calls += 1
+    return calls, time.perf_counter() - began_s
 
 
 def sweep(

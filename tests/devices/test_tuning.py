@@ -16,7 +16,7 @@ from fake_nvml import FakeGPU, Scenario, write_scenario
 from labkit.devices.nvml import physical_gpus
 from labkit.devices.tuning import tuned
 from labkit.devices.tuning_manifest import restore
-from labkit.devices.tuning_plan import TuningError, Wish, plan, power_wishes
+from labkit.devices.tuning_plan import TuningError, Wish, fan_wishes, plan, power_wishes
 
 ROOT = Path(__file__).parents[2]
 ALL = Wish(power_limit_w=200, clocks_mhz=(210, 1200), fan_percent=80)
@@ -122,6 +122,13 @@ def test_caps_to_try_are_shares_of_the_default_that_every_card_allows(gpus):
         wishes = power_wishes(physical_gpus().devices, shares=(0.9, 0.7, 0.5))
     assert wishes == [Wish(power_limit_w=270), Wish(power_limit_w=210)]  # 150 W is below 180 W
     assert power_wishes([]) == []
+
+
+def test_fans_are_tried_only_where_every_card_has_some(gpus):
+    passive = FakeGPU(unsupported=("nvmlDeviceGetNumFans",))
+    with gpus(FakeGPU(), passive):
+        devices = physical_gpus().devices
+        assert fan_wishes(devices[:1]) == [Wish(fan_percent=90)] and fan_wishes(devices) == []
 
 
 def test_a_machine_without_gpus_says_so(gpus):
