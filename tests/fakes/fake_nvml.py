@@ -25,7 +25,10 @@ SETTABLE = ("limit_mw", "locked", "fan_manual")
 
 @dataclass
 class FakeGPU:
-    """One RTX A6000; ``unsupported`` names the queries that it answers with "not supported"."""
+    """One RTX A6000; ``unsupported`` names the queries that it answers with "not supported".
+
+    ``instance_of`` makes it a MIG instance of that GPU; instances stand after all GPUs.
+    """
 
     name: str = "NVIDIA RTX A6000"
     uuid: str = ""
@@ -51,6 +54,7 @@ class FakeGPU:
     pids: tuple = ()
     unsupported: tuple = ()
     lost_from_s: float = float("inf")
+    instance_of: object = None
     limit_mw: int = 300_000
     locked: object = None
     fan_manual: object = None
@@ -193,10 +197,14 @@ class FakeNvml:
         _out(out, 13000)
 
     def _nvmlDeviceGetCount(self, out):
-        _out(out, len(self.scenario.gpus))
+        _out(out, self._count)
+
+    @property
+    def _count(self) -> int:
+        return sum(gpu.instance_of is None for gpu in self.scenario.gpus)
 
     def _nvmlDeviceGetHandleByIndex(self, index, out):
-        if _plain(index) >= len(self.scenario.gpus):
+        if _plain(index) >= self._count:
             return pynvml.NVML_ERROR_INVALID_ARGUMENT
         if self.now_s >= self.scenario.gpus[_plain(index)].lost_from_s:
             return pynvml.NVML_ERROR_GPU_IS_LOST
@@ -303,10 +311,22 @@ class FakeNvml:
         _out(pending, gpu.mig)
 
     def _nvmlDeviceIsMigDeviceHandle(self, gpu, out):
-        _out(out, 0)
+        _out(out, int(gpu.instance_of is not None))
+
+    def _instances(self, gpu: FakeGPU) -> list[int]:
+        parent = self.scenario.gpus.index(gpu)
+        return [i for i, each in enumerate(self.scenario.gpus) if each.instance_of == parent]
 
     def _nvmlDeviceGetMaxMigDeviceCount(self, gpu, out):
-        _out(out, 0)
+        _out(out, len(self._instances(gpu)))
+
+    def _nvmlDeviceGetMigDeviceHandleByIndex(self, gpu, index, out):
+        if _plain(index) >= len(self._instances(gpu)):
+            return pynvml.NVML_ERROR_NOT_FOUND
+        self._put_handle(out, self._instances(gpu)[_plain(index)])
+
+    def _nvmlDeviceGetDeviceHandleFromMigDeviceHandle(self, gpu, out):
+        self._put_handle(out, gpu.instance_of)
 
     def _nvmlDeviceGetComputeRunningProcesses(self, gpu, count, entries):
         room = getattr(count, "_obj", count)

@@ -147,6 +147,21 @@ def test_without_a_working_driver_there_are_no_gpus_and_no_banner(gpus, caplog, 
     assert caplog.text == ""
 
 
+def test_a_mig_instance_is_found_though_torch_writes_its_uuid_as_a_gpus(gpus):
+    name = "a6000009-0000-4000-8000-000000000009"
+    unsupported = ("nvmlDeviceGetUtilizationRates", "nvmlDeviceGetPowerUsage")
+    instance = FakeGPU(
+        uuid=f"MIG-{name}", instance_of=1, memory_used=5 << 30, unsupported=unsupported
+    )
+    with gpus(FakeGPU(), FakeGPU(mig=1), instance):
+        assert len(physical_gpus().devices) == 2
+        source = NvidiaSource([f"GPU-{name}"])
+        reading = source.read(0)
+    assert source.devices[0].uuid == f"MIG-{name}"
+    assert reading.values["memory_used_bytes"] == 5 << 30
+    assert reading.reasons["kernel_active_percent"] == "not supported by this device"
+
+
 def test_a_mig_gpu_and_wsl_answer_what_they_can(gpus):
     no_rates = ("nvmlDeviceGetUtilizationRates",)
     wsl = ("nvmlDeviceGetFanSpeed", "nvmlDeviceGetTotalEnergyConsumption")
