@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
+from torch.nn.parallel import DistributedDataParallel
 
 from labkit.parallel.peers import Peers
 from labkit.parallel.schedules import Schedule
@@ -64,17 +65,30 @@ def _fault(stages: Mapping[int, nn.Module], schedule: Schedule, peers: Peers) ->
     if tuple(sorted(stages)) != due:
         held = "a single module" if -1 in stages else f"stages {sorted(stages)}"
         return f"was given {held}, and the schedule gives it stages {list(due)}; cut those"
-    splits = any(action.kind == "W" for action in schedule)
     for stage, module in stages.items():
-        if splits and any(isinstance(layer, FSDPModule) for layer in module.modules()):
-            return (
-                f"stage {stage} is sharded by FSDP2, whose hooks lose gradients when schedule "
-                f"{schedule.name!r} takes the backward apart; use 1F1B or GPipe, or whole copies"
-            )
+        wrapped = _wrapper_fault(stage, module, schedule)
+        if wrapped is not None:
+            return wrapped
         for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
             if tensor.device != peers.device:
                 return (
                     f"{name} of stage {stage} is on {tensor.device} and the rank computes on "
                     f"{peers.device}; move the stage there first"
                 )
+    return None
+
+
+def _wrapper_fault(stage: int, module: nn.Module, schedule: Schedule) -> str | None:
+    """Data-parallel wrappers whose hooks a pipeline's backwards would upset."""
+    if isinstance(module, DistributedDataParallel):
+        return (
+            f"stage {stage} is wrapped in DDP, whose reducer expects one backward a step; pass its "
+            "module, and add up the gradients after the step: data_parallel.sum_gradients"
+        )
+    splits = any(action.kind == "W" for action in schedule)
+    if splits and any(isinstance(layer, FSDPModule) for layer in module.modules()):
+        return (
+            f"stage {stage} is sharded by FSDP2, whose hooks lose gradients when schedule "
+            f"{schedule.name!r} takes the backward apart; use 1F1B or GPipe, or whole copies"
+        )
     return None

@@ -5,6 +5,7 @@ import torch
 import torch.distributed as dist
 from spawned import run_ranks
 from torch.distributed.device_mesh import init_device_mesh
+from torch.nn.parallel import DistributedDataParallel
 
 from labkit.models.config import ModelConfig
 from labkit.models.transformer import Transformer, next_token_loss
@@ -13,6 +14,7 @@ from labkit.parallel.layout_training import LayoutTraining
 from labkit.parallel.layouts import Layout, blocks_of_stage, layouts_of
 from labkit.parallel.parity import compare, gradients
 from labkit.parallel.pipeline import Pipeline
+from labkit.parallel.schedules import one_f_one_b
 from labkit.parallel.zero_bubble import zero_bubble
 
 CPU = torch.device("cpu")
@@ -97,17 +99,23 @@ def test_every_layout_of_four_ranks_equals_one_device():
     )
 
 
-def _zero_bubble(rank):
+def _wrappers(rank):
     """A zero-bubble schedule takes the backward of FSDP2's modules apart, unseen by its hooks."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("pipeline", "data"))
     stage = Transformer(CONFIG, layers=blocks_of_stage(4, 2, mesh.get_local_rank("pipeline")))
     shard_data(stage, mesh["data"], reshard_after_forward=True)
     with pytest.raises(ValueError, match="FSDP2, whose hooks lose gradients.*use 1F1B or GPipe"):
         Pipeline(stage, zero_bubble(2, 4), group=mesh["pipeline"].get_group())
+    wrapped = DistributedDataParallel(
+        Transformer(CONFIG, layers=blocks_of_stage(4, 2, mesh.get_local_rank("pipeline"))),
+        process_group=mesh["data"].get_group(),
+    )
+    with pytest.raises(ValueError, match="wrapped in DDP.*sum_gradients"):
+        Pipeline(wrapped, one_f_one_b(2, 4), group=mesh["pipeline"].get_group())
 
 
-def test_fsdp_under_a_zero_bubble_schedule_is_refused():
-    run_ranks(_zero_bubble, 4)
+def test_fsdp_under_a_zero_bubble_schedule_and_ddp_in_a_pipeline_are_refused():
+    run_ranks(_wrappers, 4)
 
 
 @pytest.mark.parametrize(
