@@ -3,8 +3,10 @@
 Run with `make bench` or `python benchmarks/pipeline.py [rounds]`. All ways train the same model on
 the same text in one pair of processes with one thread each. In every round each way makes one step,
 in alternating order, each after a wait for a quiet machine; the median of the rounds' ratios
-counts. torchgpipe and Accelerate are compared where they are installed; they run in one process,
-with two parts of the model on the one CPU.
+counts. The processor time of both ranks stands beside, which other programs disturb less.
+
+torchgpipe and Accelerate are compared where they are installed; they run in one process, with two
+parts of the model on the one CPU.
 """
 
 from __future__ import annotations
@@ -41,10 +43,10 @@ YARDSTICK = "torch Schedule1F1B"
 Step = Callable[[torch.Tensor, torch.Tensor], object]
 
 
-def main(rounds: int = 15) -> None:
+def main(rounds: int = 9) -> None:
     with tempfile.TemporaryDirectory() as folder:
         mp.spawn(run_rank, (folder, rounds), nprocs=RANKS)
-        seconds, quiet = torch.load(Path(folder, "result"))
+        seconds, cpu_seconds, quiet = torch.load(Path(folder, "result"))
     print(
         f"{CONFIG.num_parameters:,} parameters, {ROWS} rows of {CONFIG.context} tokens, m={M}; "
         f"{quiet} of {(rounds + 1) * len(seconds)} steps began on a quiet machine"
@@ -52,7 +54,8 @@ def main(rounds: int = 15) -> None:
     for way, own in seconds.items():
         ratio = median(y / s for y, s in zip(seconds[YARDSTICK], own, strict=True))
         rate = ROWS * CONFIG.context / median(own)
-        print(f"  {way:34} {rate:8.0f} tokens/s   x {ratio:.2f} of {YARDSTICK}")
+        cpu = median(cpu_seconds[way])
+        print(f"  {way:34} {rate:7.0f} tokens/s  x {ratio:.2f} of {YARDSTICK}  {cpu:.3f} s of CPU")
 
 
 def run_rank(rank: int, folder: str, rounds: int) -> None:
@@ -62,9 +65,9 @@ def run_rank(rank: int, folder: str, rounds: int) -> None:
     limit = timedelta(seconds=60)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS, timeout=limit)
     ways = make_ways(rank)
-    seconds, quiet = time_ways(ways, rounds, rank)
+    result = time_ways(ways, rounds, rank)
     if rank == 0:
-        torch.save((seconds, quiet), Path(folder, "result"))
+        torch.save(result, Path(folder, "result"))
     dist.barrier()
     dist.destroy_process_group()
 
@@ -91,21 +94,28 @@ def make_ways(rank: int) -> dict[str, Step]:
     return ways
 
 
-def time_ways(ways: dict[str, Step], rounds: int, rank: int) -> tuple[dict[str, list], int]:
-    """Seconds of each way by round, from one barrier to the next; the first round is left out."""
-    names = everywhere(list(ways))
-    seconds, quiet = {name: [] for name in names}, []
+def time_ways(ways: dict[str, Step], rounds: int, rank: int) -> tuple[dict, dict, int]:
+    """By way and round, seconds from one barrier to the next and CPU seconds of all ranks.
+
+    The first round warms up and is left out. The third value counts the waits that ended in quiet.
+    """
+    names, text = everywhere(list(ways)), load_text()
+    seconds, cpu_seconds, quiet = {n: [] for n in names}, {n: [] for n in names}, []
     for turn in range(rounds + 1):
+        inputs, targets = text.batch(ROWS, CONFIG.context, step=turn)
         for name in names if turn % 2 else reversed(names):
-            inputs, targets = load_text().batch(ROWS, CONFIG.context, step=turn)
             if rank == 0:
                 quiet.append(wait_for_quiet(LONGEST_WAIT_S))
             dist.barrier()
-            start_s = time.perf_counter()
+            start_s, cpu_start_s = time.perf_counter(), time.process_time()
             ways.get(name, lambda *_: None)(inputs, targets)
             dist.barrier()
+            spent = torch.tensor([time.process_time() - cpu_start_s])
             seconds[name].append(time.perf_counter() - start_s)
-    return {name: own[1:] for name, own in seconds.items()}, quiet.count(True)
+            dist.all_reduce(spent)
+            cpu_seconds[name].append(spent.item())
+    counted = [{n: own[1:] for n, own in kept.items()} for kept in (seconds, cpu_seconds)]
+    return *counted, quiet.count(True)
 
 
 def everywhere(names: list[str]) -> list[str]:
