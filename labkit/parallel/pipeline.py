@@ -3,8 +3,8 @@
 `Pipeline` is a small interpreter of the schedule's actions over `isend` and `irecv`, with the split
 backward of `torch.distributed.pipelining`. It adds the checks whose lack shows there as wrong
 numbers, or as an error on a rank that did nothing wrong. That package's own runtime takes the same
-actions (`torch_runtime`) and computes the same; this one is used because a step takes less
-processor time (`benchmarks/pipeline.py`), holds less memory, and takes batches of any size.
+actions (`torch_runtime`) and computes the same; this one is used because a step holds less memory
+and takes batches of any size. `benchmarks/pipeline.py` compares their speed.
 """
 
 from __future__ import annotations
