@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 
@@ -36,6 +37,7 @@ def held_bytes(module: nn.Module, optimizer: Optimizer | None = None) -> HeldByt
 
 
 def storage_bytes(tensors: Iterable[Tensor]) -> int:
-    """Bytes of the distinct storages behind the tensors."""
+    """Bytes of the distinct storages behind the tensors; of a DTensor its local part's."""
+    tensors = [t.to_local() if isinstance(t, DTensor) else t for t in tensors]
     storages = {tensor.untyped_storage()._cdata: tensor.untyped_storage() for tensor in tensors}
     return sum(storage.nbytes() for storage in storages.values())

@@ -3,11 +3,13 @@ import torch
 from spawned import run_ranks
 
 from labkit.devices.machines import machine
+from labkit.measure.memory import held_bytes
 from labkit.measure.virtual_clock import play
 from labkit.measure.virtual_step import record_step
 from labkit.models.config import preset
 from labkit.models.transformer import Transformer, next_token_loss
 from labkit.parallel.layer_operators import LayerOperators, adamw_operators
+from labkit.parallel.layout_memory import predict_state_bytes
 from labkit.parallel.layout_training import LayoutTraining
 from labkit.parallel.layouts import Layout, layouts_of
 from labkit.parallel.step_prediction import axis_groups, predict_step_s
@@ -37,6 +39,9 @@ def _record(rank, layouts):
     for layout in layouts:
         training = LayoutTraining(CONFIG, layout, layout.mesh("cpu"), torch.device("cpu"))
         recordings.append(record_step(lambda: training.step(IDS, IDS)))  # noqa: B023
+        training.backward(IDS, IDS)
+        held = held_bytes(training.model, training.optimizer)
+        assert held == predict_state_bytes(CONFIG, layout, stage=training.stage), str(layout)
     return recordings
 
 
@@ -80,7 +85,7 @@ def test_tensor_parallelism_loses_over_pcie_and_wins_over_nvlink_as_predicted():
     assert speedups["a100-80-nvlink"] > 1.2
 
 
-def test_every_layout_of_four_devices_is_predicted():
+def test_time_and_state_of_every_layout_of_four_devices_are_predicted():
     layouts = [*layouts_of(4), Layout(data=2, tensor=2, data_style="copies")]
     found = record(layouts)
     for layout in layouts:
