@@ -4,7 +4,7 @@ Run with `make bench` or `python benchmarks/tensor_parallel.py [rounds]`. All wa
 model on the same text in one pair of processes with one thread each. In every round each way makes
 one step, in alternating order, each after a wait for a quiet machine; the median of the rounds'
 ratios counts. What is looked for: whether layers by hand beat torch's plan of DTensors, for the
-faster one is the default (`labkit.parallel.layouts.Layout.tensor_style`).
+faster one is the default (`labkit.parallel.layouts.Layout.style`).
 """
 
 from __future__ import annotations

@@ -79,7 +79,7 @@ class LayoutTraining:
             tensor_parallel(
                 self.model,
                 self.mesh["tensor"],
-                style=layout.tensor_style,
+                style=layout.style,
                 sequence=layout.sequence,
             )
         if layout.data > 1 and layout.data_style == "fsdp":

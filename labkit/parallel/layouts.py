@@ -50,9 +50,12 @@ class Layout:
             raise ValueError(f"order={self.order} must name {', '.join(AXES)} once each")
         if self.data_style not in ("fsdp", "copies"):
             raise ValueError(f"data_style={self.data_style!r} must be 'fsdp' or 'copies'")
-        if not self.tensor_style:
-            object.__setattr__(self, "tensor_style", "dtensor" if self._needs_plan else "hand")
         self._check_styles()
+
+    @property
+    def style(self) -> str:
+        """The tensor style in use: what was asked for, else the faster one that is possible."""
+        return self.tensor_style or ("dtensor" if self._needs_plan else "hand")
 
     @property
     def _needs_plan(self) -> bool:
@@ -60,9 +63,9 @@ class Layout:
         return self.sequence or (self.data > 1 and self.data_style == "fsdp")
 
     def _check_styles(self) -> None:
-        if self.tensor_style not in ("hand", "dtensor"):
+        if self.style not in ("hand", "dtensor"):
             raise ValueError(f"tensor_style={self.tensor_style!r} must be 'hand' or 'dtensor'")
-        if self.tensor > 1 and self._needs_plan and self.tensor_style == "hand":
+        if self.tensor > 1 and self._needs_plan and self.style == "hand":
             raise ValueError(
                 "tensor_style='hand' goes neither with sequence=True nor with data_style='fsdp' "
                 "on more than one data-parallel rank; use tensor_style='dtensor'"

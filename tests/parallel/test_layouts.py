@@ -54,7 +54,7 @@ def _parity(rank, layouts):
     for layout in layouts:
         make = partial(LayoutTraining, CONFIG, layout, layout.mesh("cpu"), CPU)
         training = make(make_optimizer=SGD, prepare=disturb)
-        key = f"{layout} {layout.tensor_style} {layout.order[0]}"
+        key = f"{layout} {layout.style} {layout.order[0]}"
         assert training.backward(IDS, TARGETS) == pytest.approx(loss, rel=1e-6), key
         parity = compare(reference, training.full_gradients())
         assert training.gradient_norm().item() == pytest.approx(norm, rel=1e-6), key
@@ -155,8 +155,8 @@ def test_layouts_of_four_devices_and_their_names():
         "tensor 4",
     ]
     assert str(Layout()) == "one device"
-    assert Layout(tensor=2).tensor_style == "hand"
-    assert Layout(tensor=2, data=2).tensor_style == "dtensor"
+    assert Layout(tensor=2).style == "hand"
+    assert Layout(tensor=2).with_(data=2).style == "dtensor"
 
 
 def _too_few(rank):
