@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -82,6 +83,8 @@ class Inbox:
             self._post_next()
         buffer, work = self._posted.pop(message)
         work.wait()
+        # does nothing for a plain message; a recorder sees by it that the program has waited
+        torch.ops._c10d_functional.wait_tensor(buffer)
         if not self._posted:
             self._post_next()
         return buffer

@@ -1,0 +1,142 @@
+"""Step time, bubble, communication and memory of any layout, before anything runs.
+
+Each layer's operators are known from a rehearsal, what each takes from the device's profile or from
+rates learnt on this machine. They are summed into the actions of a schedule, and the schedule is
+replayed with the machine's links.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from labkit.devices.profiles import Machine
+from labkit.measure.timeline import Timeline
+from labkit.measure.virtual_clock import modelled_cost
+from labkit.measure.virtual_program import OperatorCost
+from labkit.parallel.choices import Choice
+from labkit.parallel.layer_chains import LabChain, LayerChain
+from labkit.parallel.memory_plan import DeviceMemory
+from labkit.parallel.optimizer_rehearsal import MakeOptimizer, adamw
+from labkit.parallel.replay import replay
+from labkit.parallel.training_step import TrainingStep
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """A training step of one choice.
+
+    Attributes:
+        choice, batch: what was predicted, for so many rows.
+        timeline: of one step; one row for each rank of the pipeline, which stands for all that
+            share its layers.
+        collective_s, message_s: by rank of the pipeline, time that it waits in collectives, and
+            time of its messages on their links, much of which overlaps with computing.
+        memory: by rank of the pipeline.
+        provenance: always begins with ``predicted``.
+    """
+
+    choice: Choice
+    batch: int
+    timeline: Timeline
+    collective_s: tuple[float, ...]
+    message_s: tuple[float, ...]
+    memory: tuple[DeviceMemory, ...]
+    provenance: str
+
+    @property
+    def step_time_s(self) -> float:
+        return self.timeline.step_time_s
+
+    @property
+    def bubble(self) -> float:
+        """Share of all rank time in which nothing is computed, collectives counted."""
+        waited = sum(self.collective_s) / len(self.collective_s) / self.step_time_s
+        return self.timeline.bubble + waited
+
+    @property
+    def communication_s(self) -> tuple[float, ...]:
+        """By rank of the pipeline, collectives and messages together."""
+        return tuple(map(sum, zip(self.collective_s, self.message_s, strict=True)))
+
+    @property
+    def peak_bytes(self) -> int:
+        """Of the device that holds most."""
+        return max(memory.peak_bytes for memory in self.memory)
+
+    def memory_of(self, rank: int) -> DeviceMemory:
+        """Of a rank of the whole layout, by its number in the mesh."""
+        layout = self.choice.layout
+        return self.memory[rank // (layout.data * layout.tensor)]
+
+
+def predict_training(
+    chain: LayerChain,
+    choice: Choice,
+    machine: Machine,
+    batch: int,
+    *,
+    cost: OperatorCost = modelled_cost,
+    make_optimizer: MakeOptimizer = adamw,
+) -> Prediction:
+    """Predict a step of AdamW, or of another element-wise optimizer.
+
+    Args:
+        machine: its first devices run the ranks.
+        batch: rows of the whole batch.
+        cost: seconds of an operator; ``OperatorRates.cost`` for the machine at hand.
+
+    Raises:
+        ValueError: the choice is none that the engine runs, or none that is predicted.
+    """
+    check_choice(chain, choice, batch)
+    if choice.layout.ranks > machine.count:
+        raise ValueError(
+            f"{choice.layout} needs {choice.layout.ranks} devices, {machine.name!r} has "
+            f"{machine.count}"
+        )
+    return predicted(TrainingStep(chain, choice, machine, batch, cost, make_optimizer))
+
+
+def predicted(step: TrainingStep) -> Prediction:
+    """Replay a step."""
+    label = f"predicted:{step.machine.name}"
+    timeline = replay(step.schedule, step.costs(), provenance=label).timeline
+    return Prediction(
+        step.choice, step.batch, timeline, step.collective_s, step.message_s, step.memory, label
+    )
+
+
+def check_choice(chain: LayerChain, choice: Choice, batch: int) -> None:
+    """Refuse what the engine would refuse, and what is outside the predictor's range.
+
+    Raises:
+        ValueError: the reason, in words.
+    """
+    layout = choice.layout
+    if isinstance(chain, LabChain):
+        layout.check(chain.config, batch)
+    if layout.tensor > 1 and chain.cannot_divide:
+        raise ValueError(f"tensor={layout.tensor}: {chain.cannot_divide}")
+    if chain.batch_dependent and layout.data * layout.microbatches > 1:
+        raise ValueError(
+            f"{chain.batch_dependent[0]} takes its statistics from the rows it sees, so "
+            f"data={layout.data} and microbatches={layout.microbatches} would change results; use "
+            "LayerNorm or GroupNorm, or freeze it with eval()"
+        )
+    if choice.is_sharded:
+        raise ValueError("FSDP2's overlap of gathering and computing is not predicted")
+    if layout.sequence or (layout.tensor > 1 and layout.tensor_style == "dtensor"):
+        raise ValueError(
+            "DTensors run other operators than layers by hand, which are not predicted; use "
+            "tensor_style='hand'"
+        )
+    stages = choice.built_schedule().num_stages
+    most = chain.config.layers if isinstance(chain, LabChain) else len(chain.names)
+    if stages > most:
+        raise ValueError(f"{stages} stages need a layer each, there are {most}")
+    pieces = layout.data * layout.microbatches
+    if batch % pieces:
+        raise ValueError(
+            f"batch={batch} rows must be divisible by data={layout.data} times "
+            f"microbatches={layout.microbatches}; try batch={batch - batch % pieces or pieces}"
+        )
