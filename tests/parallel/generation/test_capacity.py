@@ -39,5 +39,7 @@ def test_cache_bytes_are_those_of_the_real_cache(whole):
 
 
 def test_a_model_that_is_larger_than_the_device_fits_no_sequence(whole):
-    memory = batch_memory(whole, **LENGTHS)
-    assert memory.largest_batch(whole.parameter_bytes // 2) == 0
+    memory_bytes = whole.parameter_bytes // 2
+    assert batch_memory(whole, **LENGTHS).largest_batch(memory_bytes) == 0
+    refusal = out_of_memory(whole, 1, memory_bytes=memory_bytes, **LENGTHS)
+    assert "holding a LabDecoder" in refusal
