@@ -3,7 +3,8 @@
 Run with `make bench` or `python benchmarks/tensor_parallel.py [rounds]`. All ways train the same
 model on the same text in one pair of processes with one thread each. In every round each way makes
 one step, in alternating order, each after a wait for a quiet machine; the median of the rounds'
-ratios counts. What is looked for: whether layers by hand beat torch's plan of DTensors, for the
+ratios counts. On a loud machine look at the CPU time of rank 0's own thread, which waiting does not
+lengthen. What is looked for: whether layers by hand beat torch's plan of DTensors, for the
 faster one is the default (`labkit.parallel.layouts.Layout.style`).
 """
 
@@ -47,7 +48,7 @@ Step = Callable[[torch.Tensor, torch.Tensor], object]
 def main(rounds: int = 15) -> None:
     with tempfile.TemporaryDirectory() as folder:
         mp.spawn(run_rank, (folder, rounds), nprocs=RANKS)
-        seconds, quiet = torch.load(Path(folder, "result"))
+        seconds, cpu, quiet = torch.load(Path(folder, "result"))
     print(
         f"{CONFIG.num_parameters:,} parameters, {ROWS} rows of {CONFIG.context} tokens; "
         f"{quiet} of {(rounds + 1) * len(seconds)} steps began on a quiet machine"
@@ -57,7 +58,7 @@ def main(rounds: int = 15) -> None:
         rate = ROWS * CONFIG.context / median(own)
         print(
             f"  {way:34} {rate:8.0f} tokens/s   x {median(ratios):.2f} of {YARDSTICK} "
-            f"({min(ratios):.2f} to {max(ratios):.2f})"
+            f"({min(ratios):.2f} to {max(ratios):.2f}), CPU {1e3 * median(cpu[way]):.0f} ms"
         )
 
 
@@ -70,9 +71,9 @@ def run_rank(rank: int, folder: str, rounds: int) -> None:
     ways = {YARDSTICK: one_process() if rank == 0 else lambda ids, targets: None}
     for name, layout in LAYOUTS.items():
         ways[name] = LayoutTraining(CONFIG, layout, layout.mesh("cpu"), torch.device("cpu")).step
-    seconds, quiet = time_ways(ways, rounds, rank)
+    found = time_ways(ways, rounds, rank)
     if rank == 0:
-        torch.save((seconds, quiet), Path(folder, "result"))
+        torch.save(found, Path(folder, "result"))
     dist.barrier()
     dist.destroy_process_group()
 
@@ -91,10 +92,13 @@ def one_process() -> Step:
     return step
 
 
-def time_ways(ways: dict[str, Step], rounds: int, rank: int) -> tuple[dict[str, list[float]], int]:
-    """Seconds of each way's step, one per round; the first round warms up and does not count."""
+def time_ways(
+    ways: dict[str, Step], rounds: int, rank: int
+) -> tuple[dict[str, list[float]], dict[str, list[float]], int]:
+    """Wall and own CPU seconds of each way's steps, the first round left out; quiet starts."""
     text = load_text()
-    seconds: dict[str, list[float]] = {way: [] for way in ways}
+    wall: dict[str, list[float]] = {way: [] for way in ways}
+    cpu: dict[str, list[float]] = {way: [] for way in ways}
     quiet = 0
     for turn in range(rounds + 1):
         batch = text.batch(ROWS, CONFIG.context, turn)
@@ -102,12 +106,14 @@ def time_ways(ways: dict[str, Step], rounds: int, rank: int) -> tuple[dict[str, 
             if rank == 0:
                 quiet += wait_for_quiet(LONGEST_WAIT_S)
             dist.barrier()
-            start_s = time.perf_counter()
+            start_s, start_cpu_s = time.perf_counter(), time.thread_time()
             ways[way](*batch)
+            cpu_s = time.thread_time() - start_cpu_s
             dist.barrier()
             if turn:
-                seconds[way].append(time.perf_counter() - start_s)
-    return seconds, quiet
+                wall[way].append(time.perf_counter() - start_s)
+                cpu[way].append(cpu_s)
+    return wall, cpu, quiet
 
 
 if __name__ == "__main__":

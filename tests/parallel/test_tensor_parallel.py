@@ -34,7 +34,7 @@ TARGETS = IDS.roll(1, 1)
 
 
 def model_with_biases():
-    """Biases of 0 would hide one that is added twice."""
+    """Biases of 0 hide one that is added twice; equal ones too, for LayerNorm takes them out."""
     model = Transformer(CONFIG)
     for name, parameter in model.named_parameters():
         if name.endswith("bias"):
