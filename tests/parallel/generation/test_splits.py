@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 from spawned import run_ranks
 
+from labkit.devices.simulated import devices
 from labkit.models.config import ModelConfig
 from labkit.models.decoder import LabDecoder
 from labkit.models.transformer import Transformer
@@ -40,10 +41,8 @@ def everything_on_ranks(rank: int, stop: tuple[int, ...]) -> dict:
     size = dist.get_world_size()
     part = whole_decoder().part(even_layers(CONFIG.layers, size)[rank])
     layers, tensor = LayersOnRanks(part), TensorOnRanks(whole_decoder())
-    found = {}
-    for groups in (1, 2, 5):
-        found[f"layers, {groups} in flight"] = [continued(layers, w, groups) for w in WAYS]
-        found[f"tensor, {groups} in flight"] = [continued(tensor, w, groups) for w in WAYS]
+    found = {f"layers, {n} in flight": [continued(layers, w, n) for w in WAYS] for n in (1, 2, 5)}
+    found["tensor, 2 in flight"] = [continued(tensor, w, groups=2) for w in WAYS]
     found["stopped"] = [continued(r, w, 2, stop=stop) for r in (layers, tensor) for w in WAYS]
     cache = tensor.new_cache(rows=2, columns=8)
     found["tensor cache bytes"] = cache.bytes
@@ -65,20 +64,29 @@ def test_every_split_over_ranks_gives_the_tokens_of_one_device(ranks):
     stopped = expected(stop=stop) * 2
     whole = OneDevice(whole_decoder()).new_cache(rows=2, columns=8).bytes
     for found in run_ranks(everything_on_ranks, ranks, stop):
-        for groups in (1, 2, 5):
-            assert found[f"layers, {groups} in flight"] == reference
-            assert found[f"tensor, {groups} in flight"] == reference
+        for way in (key for key in found if key.endswith("in flight")):
+            assert found[way] == reference, way
         assert found["stopped"] == stopped
         assert found["tensor cache bytes"] == whole // ranks
         assert found["layers cache bytes"] == whole // ranks
         assert f"must be {ranks} contiguous ranges" in found["refusals"][0]
 
 
-@pytest.mark.parametrize("groups", [1, 2, 5])
+@pytest.mark.parametrize("groups", [1, 5])
 @pytest.mark.parametrize("layers", [None, [range(0, 1), range(1, 3), range(3, 4)]])
 def test_one_process_with_many_devices_gives_the_tokens_of_one(groups, layers):
     many = ManyDevices(whole_decoder(), ["cpu"] * 3, layers)
     assert [continued(many, way, groups) for way in WAYS] == expected()
+
+
+def test_parts_and_caches_lie_on_their_devices_where_tensors_of_two_must_not_meet():
+    where = devices(3, "cpu")
+    many = ManyDevices(whole_decoder(), where)
+    assert [part.device for part in many.parts] == where
+    caches = many.new_cache(rows=2, columns=8)
+    held = [{t.device for t in cache.keys.values()} for cache in caches]
+    assert held == [{device} for device in where]
+    assert [continued(many, way, groups=2) for way in WAYS] == expected()
 
 
 def test_layers_that_leave_a_gap_are_refused_with_a_split_that_would_do():
