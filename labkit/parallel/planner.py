@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 
@@ -24,6 +24,11 @@ from labkit.parallel.training_step import TrainingStep
 
 MARGIN = 0.05  # of a device's memory is left free: the promised accuracy of a predicted peak
 MOST_DEVICES = 64
+GOALS: dict[str, Callable[[Prediction], tuple[float, ...]]] = {
+    "fastest": lambda p: (p.step_time_s, p.peak_bytes),
+    "leanest": lambda p: (p.peak_bytes, p.step_time_s),
+    "fewest devices": lambda p: (p.choice.layout.ranks, p.step_time_s),
+}
 DEFAULT_LEVERS = (Levers(), Levers(checkpointing=True))
 
 
@@ -44,7 +49,7 @@ class Plan:
         machine: the devices.
         batch: rows of a step.
         tokens: of a row; 1 where a row is one example.
-        ranked: layouts that fit, the fastest first.
+        ranked: layouts that fit, the best for the goal first.
         rejected: all others.
     """
 
@@ -57,7 +62,7 @@ class Plan:
 
     @property
     def best(self) -> Prediction:
-        """The fastest that fits.
+        """The first of those that fit.
 
         Raises:
             ValueError: none fits; the message says what would do.
@@ -102,6 +107,7 @@ def plan(
     model: ModelConfig | LayerChain,
     devices: DeviceSet | Machine,
     *,
+    goal: str = "fastest",
     batch: int,
     context: int | None = None,
     levers: Sequence[Levers] = DEFAULT_LEVERS,
@@ -113,6 +119,7 @@ def plan(
         model: the lab's configuration, or a chain such as ``own_model`` makes.
         devices: virtual ones, or a machine: a named one, also of cards that one does not own, or
             what ``calibrate`` measured here.
+        goal: what comes first: ``fastest``, ``leanest`` or ``fewest devices``.
         batch: rows of a step, shared out over copies and microbatches.
         context: tokens of a row; None for the configuration's.
         levers: tried in this order for each layout until it fits. Autocast changes numbers, so it
@@ -120,14 +127,17 @@ def plan(
         cost: seconds of an operator; ``OperatorRates.cost`` for the machine at hand.
 
     Raises:
-        ValueError: there are more devices than 64, or nothing is known of what they cost.
+        ValueError: the goal is unknown, there are more devices than 64, or nothing is known of what
+            they cost.
     """
+    if goal not in GOALS:
+        raise ValueError(f"goal={goal!r} is unknown; choose one of {', '.join(GOALS)}")
     chain = LabChain(model, context) if isinstance(model, ModelConfig) else model
     machine = machine_of(devices)
     search = _Search(chain, machine, batch, tuple(levers), cost)
     for layout, schedule in candidates(machine.count, batch):
         search.look_at(layout, schedule)
-    ranked = sorted(search.found, key=lambda p: (p.step_time_s, p.peak_bytes))
+    ranked = sorted(search.found, key=GOALS[goal])
     tokens = chain.tokens if isinstance(chain, LabChain) else 1
     name = f"{len(chain.names)} layers"
     return Plan(name, machine, batch, tokens, tuple(ranked), tuple(search.rejected))
@@ -209,10 +219,11 @@ class _Search:
 
     def _from_lightest(self, choice: Choice) -> Iterator[Choice]:
         """The choice with each lever; without a pipeline also in more and more microbatches."""
-        for lever in self.levers:
+        levers = [lever for lever in self.levers if not (choice.is_sharded and str(lever))]
+        for lever in levers or [Levers()]:
             yield choice.with_levers(lever)
         layout, m = choice.layout, 2
-        if layout.pipeline > 1 or layout.tensor > 1:
+        if layout.pipeline > 1 or layout.tensor > 1 or choice.is_sharded:
             return
         while self.batch % (layout.data * m) == 0:
             for lever in self.levers:

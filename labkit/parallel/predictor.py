@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from labkit.devices.profiles import Machine
-from labkit.measure.timeline import Timeline
+from labkit.measure.timeline import Span, Timeline
 from labkit.measure.virtual_clock import modelled_cost
 from labkit.measure.virtual_program import OperatorCost
 from labkit.parallel.choices import Choice
@@ -18,6 +18,7 @@ from labkit.parallel.layer_chains import LabChain, LayerChain
 from labkit.parallel.memory_plan import DeviceMemory
 from labkit.parallel.optimizer_rehearsal import MakeOptimizer, adamw
 from labkit.parallel.replay import replay
+from labkit.parallel.step_prediction import predict_step_s
 from labkit.parallel.training_step import TrainingStep
 
 
@@ -30,7 +31,9 @@ class Prediction:
         timeline: of one step; one row for each rank of the pipeline, which stands for all that
             share its layers.
         collective_s, message_s: by rank of the pipeline, time that it waits in collectives, and
-            time of its messages on their links, much of which overlaps with computing.
+            time of its messages on their links, much of which overlaps with computing. The first is
+            None for FSDP2, whose gathering and computing are not told apart: then neither
+            ``bubble`` nor ``communication_s`` is known, and the timeline is one span.
         memory: by rank of the pipeline.
         provenance: always begins with ``predicted``.
     """
@@ -38,7 +41,7 @@ class Prediction:
     choice: Choice
     batch: int
     timeline: Timeline
-    collective_s: tuple[float, ...]
+    collective_s: tuple[float, ...] | None
     message_s: tuple[float, ...]
     memory: tuple[DeviceMemory, ...]
     provenance: str
@@ -48,14 +51,18 @@ class Prediction:
         return self.timeline.step_time_s
 
     @property
-    def bubble(self) -> float:
+    def bubble(self) -> float | None:
         """Share of all rank time in which nothing is computed, collectives counted."""
+        if self.collective_s is None:
+            return None
         waited = sum(self.collective_s) / len(self.collective_s) / self.step_time_s
         return self.timeline.bubble + waited
 
     @property
-    def communication_s(self) -> tuple[float, ...]:
+    def communication_s(self) -> tuple[float, ...] | None:
         """By rank of the pipeline, collectives and messages together."""
+        if self.collective_s is None:
+            return None
         return tuple(map(sum, zip(self.collective_s, self.message_s, strict=True)))
 
     @property
@@ -100,6 +107,8 @@ def predict_training(
 def predicted(step: TrainingStep) -> Prediction:
     """Replay a step."""
     label = f"predicted:{step.machine.name}"
+    if step.choice.is_sharded:
+        return _predicted_sharded(step, label)
     timeline = replay(step.schedule, step.costs(), provenance=label).timeline
     return Prediction(
         step.choice, step.batch, timeline, step.collective_s, step.message_s, step.memory, label
@@ -123,8 +132,10 @@ def check_choice(chain: LayerChain, choice: Choice, batch: int) -> None:
             f"data={layout.data} and microbatches={layout.microbatches} would change results; use "
             "LayerNorm or GroupNorm, or freeze it with eval()"
         )
-    if choice.is_sharded:
-        raise ValueError("FSDP2's overlap of gathering and computing is not predicted")
+    if choice.is_sharded and not isinstance(chain, LabChain):
+        raise ValueError("FSDP2 divides the lab's transformer; for your own blocks use copies")
+    if choice.is_sharded and str(choice.levers):
+        raise ValueError(f"FSDP2 with {choice.levers} is not predicted; use copies, or no lever")
     if layout.sequence or (layout.tensor > 1 and layout.tensor_style == "dtensor"):
         raise ValueError(
             "DTensors run other operators than layers by hand, which are not predicted; use "
@@ -140,3 +151,12 @@ def check_choice(chain: LayerChain, choice: Choice, batch: int) -> None:
             f"batch={batch} rows must be divisible by data={layout.data} times "
             f"microbatches={layout.microbatches}; try batch={batch - batch % pieces or pieces}"
         )
+
+
+def _predicted_sharded(step: TrainingStep, label: str) -> Prediction:
+    """FSDP2 gathers while it computes, which a replay of actions does not show: one span."""
+    step_s = predict_step_s(step.chain.config, step.layout, step.machine, step.batch)
+    ranks = range(step.schedule.num_ranks)
+    spans = tuple(Span(rank, 0.0, step_s, "step", "compute") for rank in ranks)
+    timeline = Timeline(spans, len(ranks), label)
+    return Prediction(step.choice, step.batch, timeline, None, step.message_s, step.memory, label)

@@ -6,6 +6,7 @@ layer hands to the next counts once, and only while somebody keeps it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -14,21 +15,45 @@ from labkit.parallel.layer_rehearsal import LayerProfile
 
 @dataclass(frozen=True)
 class StageMemory:
-    """A stage's bytes for one microbatch, beside weights, gradients and the stage's input."""
+    """A stage's bytes for one microbatch, beside weights, gradients and the stage's input.
+
+    Args:
+        layers: their profiles, in order.
+        shards: of FSDP2; a rank keeps one of so many parts of each weight and gradient.
+    """
 
     layers: tuple[LayerProfile, ...]
+    shards: int = 1
 
     @property
     def parameter_bytes(self) -> int:
-        return sum(layer.parameter_bytes for layer in self.layers)
+        return sum(layer.parameter_bytes for layer in self.layers) // self.shards
 
     @property
     def gradient_bytes(self) -> int:
-        return sum(layer.gradient_bytes for layer in self.layers)
+        return sum(layer.gradient_bytes for layer in self.layers) // self.shards
 
     @property
     def trained_sizes(self) -> tuple[int, ...]:
-        return sum((layer.trained_sizes for layer in self.layers), ())
+        sizes = sum((layer.trained_sizes for layer in self.layers), ())
+        return tuple(-(-size // self.shards) for size in sizes)
+
+    def gathered_bytes(self, is_end: Sequence[bool], *, kept: bool) -> int:
+        """Whole weights that FSDP2 holds beside its parts.
+
+        Args:
+            is_end: which layers make up the unit that stays gathered.
+            kept: all stay gathered, and a block's gradients are on their way: half a block, as
+                seen in runs of two to six blocks; else a block is at work while the next is
+                gathered or its gradients leave.
+        """
+        if self.shards == 1:
+            return 0
+        pairs = list(zip(self.layers, is_end, strict=True))
+        block = max((layer.parameter_bytes for layer, end in pairs if not end), default=0)
+        if kept:
+            return self.parameter_bytes * self.shards + block // 2
+        return sum(layer.parameter_bytes for layer, end in pairs if end) + 2 * block
 
     @property
     def input_bytes(self) -> int:
@@ -68,7 +93,7 @@ class StageMemory:
             if place + 1 < len(self.layers):
                 now += self.message_bytes  # the incoming gradient has a name until the end
             peak = max(peak, now)
-            made += layer.left_bytes + (layer.gradient_bytes if first else 0)
+            made += layer.left_bytes + (layer.gradient_bytes // self.shards if first else 0)
         return peak
 
     @cached_property

@@ -45,13 +45,14 @@ class TrainingStep:
         self._known_events_s: dict[tuple, float] = {}
         self.rows = batch // (self.layout.data * self.layout.microbatches)
         self.ranges = stage_ranges(chain, self.schedule.num_stages)
-        whole = choice.in_one_piece
+        whole, shards = choice.in_one_piece, self.layout.data if choice.is_sharded else 1
         self.stages = [
             StageMemory(
                 tuple(
                     chain.profile(i, self.rows, choice.levers, self.layout.tensor, whole)
                     for i in held
-                )
+                ),
+                shards,
             )
             for held in self.ranges
         ]
@@ -227,11 +228,18 @@ class TrainingStep:
             batch_bytes=self._batch_bytes(held),
             optimizer_bytes=self.optimizer.state_of(sizes) - 2 * twice,
         )
+        gathered = sum(
+            stage.gathered_bytes(
+                [self.chain.is_end[i] for i in self.ranges[s]], kept=self.layout.pipeline > 1
+            )
+            for s, stage in held.items()
+        )
+        running = replace(running, messages=running.messages + gathered)
         return step_memory(
             replace(running, parameters=running.parameters - twice),
             gradient_bytes=sum(stage.gradient_bytes for stage in held.values()) - twice,
             optimizer_temporary=self.optimizer.temporary_of(sizes),
-            summed=self.layout.data > 1,
+            summed=self.layout.data > 1 and not self.choice.is_sharded,
         )
 
     def _batch_bytes(self, held: dict[int, StageMemory]) -> int:

@@ -40,6 +40,17 @@ def test_layouts_are_ranked_by_time_and_every_other_one_has_its_reason():
     assert found.fastest_on(1).choice.layout.ranks == 1
 
 
+def test_the_goal_decides_what_comes_first():
+    leanest, fewest = (
+        plan(CONFIG, machine("lab", 2), goal=goal, batch=8)
+        for goal in ("leanest", "fewest devices")
+    )
+    assert leanest.best.peak_bytes == min(p.peak_bytes for p in leanest.ranked)
+    assert fewest.best.choice.layout.ranks == 1
+    with pytest.raises(ValueError, match="goal='best' is unknown; choose one of fastest, leanest"):
+        plan(CONFIG, machine("lab", 2), goal="best", batch=8)
+
+
 def test_a_plan_shows_itself_as_text_html_and_cells():
     found = plan(CONFIG, virtual_devices("lab", 2), batch=8)
     assert str(found.best.choice) in str(found)

@@ -37,12 +37,14 @@ CHOICES = {
         Choice(Layout(pipeline=2, microbatches=4), levers=Levers(checkpointing=True)),
         Choice(Copies(data=2, microbatches=1)),
         Choice(Layout(tensor=2, microbatches=1)),
+        Choice(Layout(data=2, microbatches=1)),
     ],
     4: [
         Choice(Layout(pipeline=4, microbatches=8)),
         Choice(Copies(pipeline=2, data=2, microbatches=2)),
         Choice(Layout(pipeline=2, tensor=2, microbatches=2), levers=BOTH),
         Choice(Copies(data=2, tensor=2, microbatches=1)),
+        Choice(Layout(pipeline=2, data=2, microbatches=2)),
     ],
 }
 
@@ -73,9 +75,11 @@ def test_a_predicted_step_takes_and_holds_what_the_same_step_does_on_virtual_gpu
     ran, its_machine = recordings(count)[choice], machine("lab", count)
     predicted = predict_training(LabChain(CONFIG), choice, its_machine, BATCH)
     timeline = play(ran, its_machine)
-    # launch overheads of what surrounds the layers weigh much in a model as small as this one
-    assert predicted.step_time_s == pytest.approx(timeline.step_time_s, rel=0.05)
-    assert predicted.bubble == pytest.approx(timeline.bubble, abs=0.05)
+    sharded = choice.is_sharded  # whose time has a formula of its own, tested in its own place
+    rel = 0.15 if sharded else 0.05
+    assert predicted.step_time_s == pytest.approx(timeline.step_time_s, rel=rel)
+    if not sharded:
+        assert predicted.bubble == pytest.approx(timeline.bubble, abs=0.05)
     for rank, recording in enumerate(ran):
         assert predicted.memory_of(rank).peak_bytes == pytest.approx(recording.peak_bytes, rel=0.05)
 
@@ -92,7 +96,7 @@ def test_parameters_and_optimizer_state_are_exact():
 @pytest.mark.parametrize(
     "choice, batch, message",
     [
-        (Choice(Layout(data=2, microbatches=1)), 8, "FSDP2"),
+        (Choice(Layout(data=2, microbatches=1), levers=BOTH), 8, "FSDP2 with checkpointing, bf16"),
         (Choice(Layout(pipeline=4, microbatches=4)), 8, "needs 4 devices, 'lab-2x.* has 2"),
         (Choice(Layout(pipeline=2, microbatches=4)), 6, "batch=6 rows must be divisible"),
         (Choice(Layout(tensor=2, tensor_style="dtensor", microbatches=1)), 8, "by hand"),
