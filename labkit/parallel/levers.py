@@ -49,6 +49,9 @@ class Levers:
         return partial(_recomputed, forward) if recomputed else forward
 
 
+PLAIN = Levers()
+
+
 def _autocast(forward, x: Tensor) -> Tensor:
     with torch.autocast(x.device.type, torch.bfloat16):
         y = forward(x)
