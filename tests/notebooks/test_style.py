@@ -21,6 +21,7 @@ MAX_LINES = 20
 MAX_CODE_CELLS_IN_A_ROW = 3
 PARAMETERS = {"PRESET", "DEVICES", "RUN"}
 INSTALLERS = re.compile(r"^\s*%\s*(pip|conda|mamba|micromamba|uv)\b", re.MULTILINE)
+NEW_RANKS = re.compile(r"(?<!\w)Ranks\(")
 IMPORTS = ast.Import | ast.ImportFrom
 
 
@@ -94,7 +95,7 @@ def scattered_imports(notebook: NotebookNode) -> Iterator[str]:
     """Imports stand in the first cell of the notebook and in the first one of each set of ranks."""
     ranks_are_new = True
     for number, cell in code_cells(notebook)[1:]:
-        ranks_are_new |= "Ranks(" in cell.source
+        ranks_are_new |= NEW_RANKS.search(cell.source) is not None
         imports = any(isinstance(node, IMPORTS) for node in nodes_of(cell))
         if imports and not (on_ranks(cell) and ranks_are_new):
             where = "first %%ranks cell" if on_ranks(cell) else "first code cell"
