@@ -6,8 +6,10 @@ as the picoseconds that its step takes, and a device's rate as picoseconds per s
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from statistics import median
 
 import torch
@@ -146,12 +148,10 @@ def accelerate_layers(model: nn.Module, num_devices: int, *, memory_bytes: int) 
     from accelerate.utils import get_balanced_memory
 
     keep_whole = list(model._no_split_modules)
-    budget = get_balanced_memory(
-        model,
-        max_memory=dict.fromkeys(range(num_devices), memory_bytes),
-        no_split_module_classes=keep_whole,
-    )
-    found = infer_auto_device_map(model, max_memory=budget, no_split_module_classes=keep_whole)
+    offered = dict.fromkeys(range(num_devices), memory_bytes)
+    with _quiet("accelerate.utils.modeling"):  # it warns of devices that this machine lacks
+        budget = get_balanced_memory(model, offered, no_split_module_classes=keep_whole)
+        found = infer_auto_device_map(model, budget, no_split_module_classes=keep_whole)
     inner = model.get_submodule(
         "transformer.h" if hasattr(model, "transformer") else "model.layers"
     )
@@ -164,6 +164,17 @@ def accelerate_layers(model: nn.Module, num_devices: int, *, memory_bytes: int) 
         )
     edges = [sum(device < i for device in where) for i in range(num_devices + 1)]
     return [range(a, b) for a, b in zip(edges, edges[1:], strict=False)]
+
+
+@contextmanager
+def _quiet(logger: str) -> Iterator[None]:
+    log = logging.getLogger(logger)
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
 
 
 def _device_of(name: str, device_map: dict) -> object:
