@@ -136,7 +136,8 @@ def check_choice(chain: LayerChain, choice: Choice, batch: int) -> None:
         raise ValueError("FSDP2 divides the lab's transformer; for your own blocks use copies")
     if choice.is_sharded and str(choice.levers):
         raise ValueError(f"FSDP2 with {choice.levers} is not predicted; use copies, or no lever")
-    if layout.sequence or (layout.tensor > 1 and layout.tensor_style == "dtensor"):
+    as_dtensors = layout.tensor > 1 and layout.style == "dtensor"
+    if layout.sequence or (as_dtensors and not choice.is_sharded):
         raise ValueError(
             "DTensors run other operators than layers by hand, which are not predicted; use "
             "tensor_style='hand'"
