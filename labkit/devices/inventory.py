@@ -55,7 +55,10 @@ class DeviceSet:
     def __post_init__(self) -> None:
         kinds = sorted({device.kind for device in self.devices})
         if len(kinds) != 1:
-            raise ValueError(f"devices of kinds {kinds}: a set holds one kind and at least one")
+            raise ValueError(
+                f"devices of kinds {kinds}: a set holds at least one, all of one kind; "
+                "use choose_devices(...)"
+            )
 
     @property
     def kind(self) -> str:

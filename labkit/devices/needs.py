@@ -57,19 +57,8 @@ class KnownPeak:
         return None
 
 
-@dataclass(frozen=True)
-class KernelActivity:
-    """Devices that report in which share of the time a kernel was running."""
-
-    def refusal(self, found: DeviceSet) -> str | None:
-        """Why ``found`` cannot support the claim; None when it can."""
-        if found.kind == "cpu":
-            return "a CPU process has no counter of running kernels"
-        return None
-
-
-Need = Timing | Accelerators | KnownPeak | KernelActivity
-_TYPES = {kind.__name__: kind for kind in (Timing, Accelerators, KnownPeak, KernelActivity)}
+Need = Timing | Accelerators | KnownPeak
+_TYPES = {kind.__name__: kind for kind in (Timing, Accelerators, KnownPeak)}
 
 
 def need_to_json(need: Need) -> dict:

@@ -177,7 +177,8 @@ def measurement(
     Args:
         name: such as ``training tokens/s, pipeline on 4 devices``.
         value: in ``unit``; None where the device cannot report it.
-        predicted: what was computed for it before the run, in ``unit``.
+        predicted: what was computed for it without it, in ``unit``: before the run, or from other
+            runs.
     """
     lab = current_lab()
     lab.record(

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from labkit.measure.timeline import Span, Timeline
+from labkit.parallel.gaps import Gap
 
 COLOURS = {
     "forward": "#4c78a8",
@@ -19,6 +20,14 @@ COLOURS = {
     "transfer": "#b279a2",
     "collective": "#e45756",
     "wait": "#d8d8d8",
+}
+
+GAP_COLOURS = {
+    "warm-up": "#4c78a8",
+    "drain": "#f58518",
+    "imbalance": "#9467bd",
+    "transfer": "#54a24b",
+    "overhead": "#d62728",
 }
 
 
@@ -53,15 +62,30 @@ def draw_timeline(timeline: Timeline, title: str, *, unit_s: float = 1e-3) -> Pi
 
 
 def draw_plan_and_run(
-    plan: Timeline, run: Timeline, title: str, *, unit_s: float = 1e-3
+    plan: Timeline,
+    run: Timeline,
+    title: str,
+    *,
+    gaps: Sequence[Gap] = (),
+    unit_s: float = 1e-3,
 ) -> Picture:
-    """Two rows a rank on one time axis: the plan, pale, above what ran."""
+    """Two rows a rank on one time axis: the plan, pale, above what ran.
+
+    Args:
+        gaps: of the run, as ``label_gaps`` gives them; hatched in the colour of their cause.
+    """
     figure = Figure(figsize=(9, 1.0 + 0.8 * run.num_ranks))
     axes = figure.subplots()
     _draw_rows(axes, plan, unit_s, offset=-0.22, height=0.36, alpha=0.45)
     _draw_rows(axes, run, unit_s, offset=0.2, height=0.42)
+    for gap in gaps:
+        start, width = (gap.start_s - run.start_s) / unit_s, gap.duration_s / unit_s
+        colour = GAP_COLOURS[gap.cause]
+        axes.barh(
+            gap.rank + 0.2, width, left=start, height=0.3, fc="none", ec=colour, hatch="////", lw=0
+        )
     _label_ranks(axes, run.num_ranks, unit_s)
-    _explain_kinds(axes, run.spans)
+    _explain_kinds(axes, run.spans, dict.fromkeys(gap.cause for gap in gaps))
     return _finished(figure, axes, f"{title}: plan (pale) above run", run.provenance)
 
 
@@ -92,9 +116,13 @@ def _label_ranks(axes, num_ranks: int, unit_s: float) -> None:
     axes.set_xlabel("time in ms" if unit_s == 1e-3 else "time in units of one forward")
 
 
-def _explain_kinds(axes, spans: Sequence[Span]) -> None:
+def _explain_kinds(axes, spans: Sequence[Span], causes: Iterable[str] = ()) -> None:
     kinds = dict.fromkeys(span.kind for span in spans)
     handles = [Patch(color=COLOURS[kind], label=kind) for kind in kinds]
+    handles += [
+        Patch(fc="none", ec=GAP_COLOURS[cause], hatch="////", label=f"gap: {cause}")
+        for cause in causes
+    ]
     axes.legend(
         handles=handles, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False, fontsize=8
     )

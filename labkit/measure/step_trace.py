@@ -14,6 +14,8 @@ import torch.distributed as dist
 from labkit.devices.backends import backend
 from labkit.devices.inventory import DeviceSet
 from labkit.devices.machines import machine
+from labkit.measure.live_storages import tensors_in
+from labkit.measure.memory import storage_bytes
 from labkit.measure.recording import Recording
 from labkit.measure.regions import listening
 from labkit.measure.spans import SpanLog, timeline_of
@@ -92,12 +94,15 @@ def _measured(step, rank: int, devices: DeviceSet, hold, steps: int, group) -> S
     device = its.current_device()
     times = time_steps(step, devices=[device], steps=steps, group=group)
     its.reset_peak_bytes(device)
+    foreign_bytes = (its.allocated_bytes(device) or 0) - storage_bytes(tensors_in(hold))
     log = SpanLog(rank, device)
     if group is not None:
         dist.barrier(group)
     with listening(log.span):
         step()
     peak_bytes = its.peak_bytes(device)
+    if peak_bytes is not None:  # what else lies on the device is not the step's
+        peak_bytes -= foreign_bytes
     if not its.is_accelerator:  # nobody counts the CPU's: one more step, recorded
         peak_bytes = record_step(step, hold=hold, warm_up=0).peak_bytes
     return StepTrace(rank, peak_bytes, times, log.spans())

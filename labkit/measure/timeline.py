@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 COMPUTE_KINDS = frozenset({"forward", "backward", "weight", "optimizer", "compute"})
 
@@ -118,6 +120,11 @@ class Timeline:
             for span in self.spans
         ]
         return {"traceEvents": events, "otherData": {"provenance": self.provenance}}
+
+
+def save_chrome_trace(timeline: Timeline, path: Path) -> None:
+    """Write the trace for chrome://tracing or Perfetto."""
+    path.write_text(json.dumps(timeline.to_chrome_trace()), encoding="utf-8")
 
 
 def merged_intervals(intervals: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:

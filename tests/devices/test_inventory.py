@@ -73,7 +73,7 @@ def test_a_device_set_survives_json(no_gpu):
 
 
 def test_a_set_holds_one_kind():
-    with pytest.raises(ValueError, match="cpu.*cuda"):
+    with pytest.raises(ValueError, match="cpu.*cuda.*one kind"):
         DeviceSet((Device("cpu", 0, "a"), Device("cuda", 0, "b")), 2)
     with pytest.raises(ValueError, match="at least one"):
         DeviceSet((), 2)

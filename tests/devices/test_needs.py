@@ -3,7 +3,6 @@ import pytest
 from labkit.devices.inventory import Device, DeviceSet
 from labkit.devices.needs import (
     Accelerators,
-    KernelActivity,
     KnownPeak,
     Timing,
     need_from_json,
@@ -28,8 +27,6 @@ def devices(kind, count, cores=2, peak=None):
         (Accelerators(4), devices("cuda", 2), "needs 4 accelerators, this run has 2"),
         (KnownPeak(), devices("cuda", 1), "no published float32 peak FLOP/s is known for 'X1'"),
         (KnownPeak(), devices("cuda", 1, peak={"float32": 1e12}), None),
-        (KernelActivity(), devices("cpu", 1), "no counter of running kernels"),
-        (KernelActivity(), devices("cuda", 1), None),
         (KnownPeak("bfloat16"), devices("cuda", 1, peak={"float32": 1e12}), "bfloat16"),
     ],
 )

@@ -10,6 +10,7 @@ from labkit.lab.plots import (
     draw_waterfall,
 )
 from labkit.measure.timeline import Span, Timeline
+from labkit.parallel.gaps import Gap
 
 
 def is_png_with_title(picture: Picture, provenance: str) -> bool:
@@ -64,6 +65,9 @@ def test_a_plan_lies_above_its_run_on_the_same_rank():
     assert above.get_y() < below.get_y()  # the axis is inverted: rank 0 on top
     assert (above.get_x(), below.get_x()) == (0, 0)
     assert (above.get_width(), below.get_width()) == (1, 2)
+    labelled = draw_plan_and_run(plan, run, "t", gaps=[Gap(0, 7.0, 8.0, "drain")], unit_s=1.0)
+    names = [text.get_text() for text in labelled.figure.axes[0].get_legend().get_texts()]
+    assert names == ["forward", "gap: drain"]
     assert is_png_with_title(picture, "measured:cpu")
 
 

@@ -36,8 +36,10 @@ def test_a_recording_without_measured_seconds_is_refused():
 
 
 def test_medians_are_taken_event_by_event_and_the_fastest_call_counts():
-    runs = [recording(Event("compute", "a", own_s=s), Event("compute", "b", own_s=2 * s))
-            for s in (1.0, 9.0, 2.0)]
+    runs = [
+        recording(Event("compute", "a", own_s=s), Event("compute", "b", own_s=2 * s))
+        for s in (1.0, 9.0, 2.0)
+    ]
     calls = [Unrecorded(5.0, 0.5, (7.0,)), Unrecorded(4.0, 0.25, (9.0,))]
     found = joined_recording(runs, calls)
     assert [e.own_s for e in found.events] == [2.0, 4.0]

@@ -1,6 +1,8 @@
+import json
+
 import pytest
 
-from labkit.measure.timeline import Span, Timeline
+from labkit.measure.timeline import Span, Timeline, save_chrome_trace
 
 # rank 0: F 0-2, then idle; rank 1: a transfer 2-3, F 3-5; one unit is a second
 TWO = Timeline(
@@ -53,3 +55,8 @@ def test_the_chrome_trace_is_in_microseconds_with_a_process_for_each_rank():
     assert trace["otherData"] == {"provenance": "predicted"}
     last = trace["traceEvents"][-1]
     assert (last["pid"], last["ts"], last["dur"], last["ph"]) == (1, 13e6, 2e6, "X")
+
+
+def test_a_saved_trace_is_the_timeline_as_json(tmp_path):
+    save_chrome_trace(TWO, tmp_path / "two.json")
+    assert json.loads((tmp_path / "two.json").read_text()) == TWO.to_chrome_trace()

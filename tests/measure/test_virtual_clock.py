@@ -157,8 +157,9 @@ def test_no_message_is_read_before_it_was_sent_and_no_operator_starts_before_its
 def test_an_all_reduce_starts_with_its_last_member_and_takes_the_ring_time():
     members = (0, 1, 2, 3)
     ranks = [
-        recording(r, operator(1 + r, (), (1,)), collective("all_reduce", members, 1),
-                  operator(1, (1,)))
+        recording(
+            r, operator(1 + r, (), (1,)), collective("all_reduce", members, 1), operator(1, (1,))
+        )
         for r in members
     ]
     timeline = play(ranks, FOUR)
@@ -220,8 +221,9 @@ def test_the_communication_stream_waits_for_what_compute_wrote():
 def test_busy_and_idle_make_up_the_step_on_every_device():
     timeline = play(two_stages(), PAIR)
     for rank in (0, 1):
-        idle = sorted((s.start_s, s.end_s) for s in timeline.spans
-                      if s.rank == rank and s.stream == "compute")
+        idle = sorted(
+            (s.start_s, s.end_s) for s in timeline.spans if s.rank == rank and s.stream == "compute"
+        )
         edges = [0.0, *(edge for span in idle for edge in span), timeline.step_time_s]
         gaps = sum(b - a for a, b in zip(edges[::2], edges[1::2], strict=True))
         assert timeline.busy_s(rank) + gaps == timeline.step_time_s
@@ -234,7 +236,8 @@ def test_a_region_interrupted_by_a_wait_becomes_two_spans():
     )
     timeline = play([recording(0, send(1, 1)), program], PAIR)
     assert [(s.start_s, s.end_s) for s in timeline.spans if s.label == "F0"] == [
-        (0.0, 1.0), (2.5, 3.5)
+        (0.0, 1.0),
+        (2.5, 3.5),
     ]
 
 
@@ -254,8 +257,10 @@ def test_step_by_step_gives_the_same_clock_as_the_whole():
 
 def test_a_receive_that_nobody_sends_is_a_deadlock_that_names_rank_and_operation():
     waits = recording(1, receive(0, 7, tag=3), operator(1, (7,)))
-    with pytest.raises(ProgramMismatchError, match="deadlock: rank 1 waits at aten::mm for a "
-                                                   "message from rank 0 with tag 3"):
+    with pytest.raises(
+        ProgramMismatchError,
+        match="deadlock: rank 1 waits at aten::mm for a message from rank 0 with tag 3",
+    ):
         play([recording(0, operator(1)), waits], PAIR)
     with pytest.raises(ProgramMismatchError, match="rank 1 ended and still waits for a message"):
         play([recording(0), recording(1, receive(0, 7))], PAIR)
@@ -281,8 +286,10 @@ def test_a_message_of_another_size_is_an_error_where_gloo_says_nothing():
 
 
 def test_collectives_that_differ_are_an_error():
-    ranks = [recording(0, collective("all_reduce", (0, 1), 1)),
-             recording(1, collective("broadcast", (0, 1), 1))]
+    ranks = [
+        recording(0, collective("all_reduce", (0, 1), 1)),
+        recording(1, collective("broadcast", (0, 1), 1)),
+    ]
     with pytest.raises(ProgramMismatchError, match="rank 0 calls all_reduce, rank 1 calls broad"):
         play(ranks, PAIR)
     ranks[1] = recording(1, collective("all_reduce", (0, 1), 1, 8))
@@ -306,8 +313,12 @@ def test_recordings_must_fit_the_machine():
 def test_collective_times_follow_the_ring_formulas():
     members = (0, 1, 2, 3)
     expected = {
-        "all_reduce": 6 * 0.5 + 12, "all_gather": 3 * 0.5 + 6, "reduce_scatter": 3 * 0.5 + 6,
-        "broadcast": 3 * 0.5 + 8, "all_to_all": 3 * 0.5 + 6, "barrier": 6 * 0.5,
+        "all_reduce": 6 * 0.5 + 12,
+        "all_gather": 3 * 0.5 + 6,
+        "reduce_scatter": 3 * 0.5 + 6,
+        "broadcast": 3 * 0.5 + 8,
+        "all_to_all": 3 * 0.5 + 6,
+        "barrier": 6 * 0.5,
     }
     for kind, seconds in expected.items():
         assert collective_s(kind, 8, members, FOUR) == seconds, kind

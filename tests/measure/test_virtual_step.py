@@ -31,7 +31,9 @@ from labkit.measure.virtual_step import record_step, stage_regions
 
 LAYERS, WIDTH, ROWS = 8, 32, 64
 SCHEDULES = {
-    "GPipe": ScheduleGPipe, "1F1B": Schedule1F1B, "Interleaved1F1B": ScheduleInterleaved1F1B
+    "GPipe": ScheduleGPipe,
+    "1F1B": Schedule1F1B,
+    "Interleaved1F1B": ScheduleInterleaved1F1B,
 }
 
 
@@ -49,8 +51,12 @@ def _pipeline(rank, name, m):
     p, virtual = dist.get_world_size(), 2 if name == "Interleaved1F1B" else 1
     per = LAYERS // (p * virtual)
     stages = [
-        PipelineStage(nn.Sequential(*(Layer() for _ in range(per))), rank + i * p, p * virtual,
-                      torch.device("cpu"))
+        PipelineStage(
+            nn.Sequential(*(Layer() for _ in range(per))),
+            rank + i * p,
+            p * virtual,
+            torch.device("cpu"),
+        )
         for i in range(virtual)
     ]
     schedule = SCHEDULES[name](
@@ -166,8 +172,9 @@ def test_the_bubble_of_the_inner_stages_is_the_laws_within_three_points(four_ran
     quick = machine("lab", p).links[0, 1]
     lab = machine("lab", p).profiles[0]
     bare = replace(lab, message_overhead_s=0.0, launch_overhead_s=0.0)
-    free_links = uniform_machine("free links", bare,
-                                 replace(quick, latency_s=0.0, bandwidth_bytes_per_s=1e15), p)
+    free_links = uniform_machine(
+        "free links", bare, replace(quick, latency_s=0.0, bandwidth_bytes_per_s=1e15), p
+    )
     for name in ("GPipe", "1F1B"):
         timeline = play(four_ranks[name], free_links)
         for inner in (1, 2):
@@ -261,8 +268,9 @@ def _capacity(rank):
         whole = "fits"
     except VirtualOutOfMemoryError as error:
         whole = str(error)
-    half = record_step(lambda: net[rank](x).sum().backward(), hold=[net[rank]],
-                       capacity_bytes=limit)
+    half = record_step(
+        lambda: net[rank](x).sum().backward(), hold=[net[rank]], capacity_bytes=limit
+    )
     return whole, half.peak_bytes
 
 
@@ -290,11 +298,15 @@ def test_fsdp_units_record_a_gather_each_way_and_one_reduce_scatter(others):
     assert 7 <= names.count("all_gather") <= 8  # the last layer may stay gathered for backward
     assert zero.unknown_operators == {}
     timeline = play(others["fsdp"], machine("lab", 2))
-    gathers = [s for s in timeline.spans if s.rank == 0 and "all_gather" in s.label
-               and s.kind == "collective"]
+    gathers = [
+        s
+        for s in timeline.spans
+        if s.rank == 0 and "all_gather" in s.label and s.kind == "collective"
+    ]
     computes = [s for s in timeline.spans if s.rank == 0 and s.stream == "compute"]
-    overlap = [(g, c) for g in gathers for c in computes
-               if g.start_s < c.end_s and c.start_s < g.end_s]
+    overlap = [
+        (g, c) for g in gathers for c in computes if g.start_s < c.end_s and c.start_s < g.end_s
+    ]
     assert overlap  # the next layer is gathered while this one computes
 
 
@@ -304,8 +316,9 @@ def test_a_generation_step_records_its_cache_writes_and_both_messages(others):
     timeline = play([zero, one], machine("a6000-pcie", 2))
     # one token: the stages take turns, but rank 1 posts its receive while rank 0 computes
     assert timeline.overlap_s <= machine("a6000-pcie", 1).profiles[0].message_overhead_s
-    assert [s.rank for s in sorted(timeline.spans, key=lambda s: s.start_s)
-            if s.kind == "transfer"] == [0, 1, 0, 1]
+    assert [
+        s.rank for s in sorted(timeline.spans, key=lambda s: s.start_s) if s.kind == "transfer"
+    ] == [0, 1, 0, 1]
 
 
 def test_what_does_not_fit_on_one_device_fits_on_two(others):
