@@ -29,8 +29,10 @@ def main() -> None:
     for name, (batch, tokens) in SIZES.items():
         ratio, plain_ms, events = cost_ratio(batch, tokens)
         worst = max(worst, ratio)
-        print(f"{name:22} {batch:3} x {tokens:3}: {plain_ms:7.1f} ms unrecorded, "
-              f"{events} events, recorded takes {ratio:.2f} times as long")
+        print(
+            f"{name:22} {batch:3} x {tokens:3}: {plain_ms:7.1f} ms unrecorded, "
+            f"{events} events, recorded takes {ratio:.2f} times as long"
+        )
     if worst > LIMIT:
         raise SystemExit(f"recording took {worst:.2f} times as long, over the limit of {LIMIT}")
 

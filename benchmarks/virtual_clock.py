@@ -62,11 +62,13 @@ def main() -> None:
         roofline_s = play(recordings, here).step_time_s
         error, quiet = modelled_s / measured_s - 1, found[0]["quiet"][name, m]
         errors += [abs(error)] if quiet else []
-        print(f"{name:12} m={m:2}: measured {measured_s * 1e3:6.1f} ms, modelled "
-              f"{modelled_s * 1e3:6.1f} ms ({error:+.1%}), by rates {by_rates_s * 1e3:6.1f} ms "
-              f"({by_rates_s / measured_s - 1:+.1%}), by roofline {roofline_s * 1e3:6.1f} ms, "
-              f"link {here.link(0, 1).latency_s * 1e6:4.0f} us"
-              f"{'' if quiet else '  (busy machine)'}")
+        print(
+            f"{name:12} m={m:2}: measured {measured_s * 1e3:6.1f} ms, modelled "
+            f"{modelled_s * 1e3:6.1f} ms ({error:+.1%}), by rates {by_rates_s * 1e3:6.1f} ms "
+            f"({by_rates_s / measured_s - 1:+.1%}), by roofline {roofline_s * 1e3:6.1f} ms, "
+            f"link {here.link(0, 1).latency_s * 1e6:4.0f} us"
+            f"{'' if quiet else '  (busy machine)'}"
+        )
     if errors:
         print(f"error of {len(errors)}: median {median(errors):.1%}, largest {max(errors):.1%}")
 
@@ -75,8 +77,9 @@ def rank_program(rank: int, folder: str) -> None:
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
     store = dist.FileStore(f"{folder}/store", 2)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=2,
-                            timeout=timedelta(seconds=120))
+    dist.init_process_group(
+        "gloo", store=store, rank=rank, world_size=2, timeout=timedelta(seconds=120)
+    )
     found: dict = {"quiet": {}}
     for name, m in CONFIGURATIONS:
         quiet_before = wait_for_quiet(rank)

@@ -36,32 +36,61 @@ _GA102 = "NVIDIA Ampere GA102 GPU architecture white paper v2.0, appendix"
 _AD102 = "NVIDIA Ada GPU architecture white paper, appendix"
 _A100 = "NVIDIA A100 Tensor Core GPU data sheet"
 CARDS = {
-    "a6000": _card("RTX A6000", 38.7, 77.4, 154.8, 768, 48,
-                   f"{_GA102} C; NVIDIA RTX A6000 data sheet (memory, links)"),
+    "a6000": _card(
+        "RTX A6000",
+        38.7,
+        77.4,
+        154.8,
+        768,
+        48,
+        f"{_GA102} C; NVIDIA RTX A6000 data sheet (memory, links)",
+    ),
     "3090": _card("GeForce RTX 3090", 35.6, 35.6, 71.0, 936, 24, f"{_GA102} A"),
-    "6000-ada": _card("RTX 6000 Ada Generation", 91.1, 182.1, 364.2, 960, 48,
-                      "NVIDIA RTX 6000 Ada Generation data sheet and Ada professional white paper"),
+    "6000-ada": _card(
+        "RTX 6000 Ada Generation",
+        91.1,
+        182.1,
+        364.2,
+        960,
+        48,
+        "NVIDIA RTX 6000 Ada Generation data sheet and Ada professional white paper",
+    ),
     "4090": _card("GeForce RTX 4090", 82.6, 82.6, 165.2, 1008, 24, f"{_AD102} A"),
     "a100-40": _card("A100 40GB SXM", 19.5, 156, 312, 1555, 40, _A100),
     "a100-80": _card("A100 80GB SXM", 19.5, 156, 312, 2039, 80, _A100),
-    "h200": _card("H200 SXM", 67, 494.7, 989.5, 4800, 140,
-                  "NVIDIA H200 Tensor Core GPU data sheet, figures with sparsity halved"),
+    "h200": _card(
+        "H200 SXM",
+        67,
+        494.7,
+        989.5,
+        4800,
+        140,
+        "NVIDIA H200 Tensor Core GPU data sheet, figures with sparsity halved",
+    ),
 }
 
 PCIE4 = Link(
-    "PCIe 4.0 x16", 31.5e9, MESSAGE_LATENCY_S,
+    "PCIe 4.0 x16",
+    31.5e9,
+    MESSAGE_LATENCY_S,
     "PCI Express 4.0: 16 GT/s x 16 lanes x 128/130 / 8, one direction; latency assumed",
 )
 NVLINK_BRIDGE = Link(
-    "NVLink 3 bridge", 56.25e9, MESSAGE_LATENCY_S,
+    "NVLink 3 bridge",
+    56.25e9,
+    MESSAGE_LATENCY_S,
     "NVIDIA RTX A6000 data sheet: 112.5 GB/s both directions together; latency assumed",
 )
 NVLINK_A100 = Link(
-    "NVLink 3, 12 links", 300e9, MESSAGE_LATENCY_S,
+    "NVLink 3, 12 links",
+    300e9,
+    MESSAGE_LATENCY_S,
     "NVIDIA A100 data sheet: 600 GB/s both directions together; latency assumed",
 )
 NVLINK_H200 = Link(
-    "NVLink 4, 18 links", 450e9, MESSAGE_LATENCY_S,
+    "NVLink 4, 18 links",
+    450e9,
+    MESSAGE_LATENCY_S,
     "NVIDIA H200 data sheet: 900 GB/s both directions together; latency assumed",
 )
 # machine name -> (card, link of a pair, link of the bridged pairs 0-1, 2-3 ...)

@@ -214,5 +214,6 @@ def _need_not_negative(owner: str, field: str, value: float) -> None:
 
 def _need_source(owner: str, source: str) -> None:
     if not source.strip():
-        raise ValueError(f"{owner}: source is empty; say where the figures come from, or that "
-                         "they are assumed")
+        raise ValueError(
+            f"{owner}: source is empty; say where the figures come from, or that they are assumed"
+        )

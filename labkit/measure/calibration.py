@@ -122,8 +122,9 @@ def measure_link(
             f"num_bytes={num_bytes} and the process group must be two sizes and two ranks or more"
         )
     one_way_s = [_round_trip_s(size, repeats, busy_s) / 2 for size in num_bytes]
-    s_per_byte = max(_FASTEST_S_PER_BYTE,
-                     (one_way_s[-1] - one_way_s[0]) / (num_bytes[-1] - num_bytes[0]))
+    s_per_byte = max(
+        _FASTEST_S_PER_BYTE, (one_way_s[-1] - one_way_s[0]) / (num_bytes[-1] - num_bytes[0])
+    )
     latency_s = median(s - s_per_byte * b for s, b in zip(one_way_s, num_bytes, strict=True))
     started_s = time.process_time()
     _round_trip_s(num_bytes[1], repeats, 0.0)
