@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 
 from labkit.measure.timeline import COMPUTE_KINDS, Span, Timeline
 from labkit.parallel.fitted_costs import action_of, message_target
@@ -115,12 +116,20 @@ class _Step:
         if self.timeline.end_s > now:
             yield Gap(rank, now, self.timeline.end_s, "drain")
 
+    def _inputs(self, action: Action | None) -> Iterator[Action]:
+        """What `action` needs; through an I that took no time, as the first stage's does, on."""
+        if action is None:
+            return
+        for needed in chain(*inputs_of(action, self.schedule.num_stages)):
+            yield needed
+            if needed.kind == "I" and needed.stage == action.stage and needed not in self.done_s:
+                yield from self._inputs(needed)
+
     def _explain(
         self, rank: int, start: float, end: float, action: Action | None, waiting: str
     ) -> Iterator[Gap]:
         """Cut the gap before `action` where its last foreign input was computed, and arrived."""
-        needs = [] if action is None else inputs_of(action, self.schedule.num_stages)
-        foreign = [a for need in needs for a in need if a in self.arrived_s]
+        foreign = [a for a in self._inputs(action) if a in self.arrived_s]
         foreign = [a for a in foreign if receiving_rank(a, self.schedule) == rank]
         computed = max((self.done_s[a] for a in foreign), default=start)
         arrived = max((self.arrived_s[a] for a in foreign), default=start)

@@ -122,3 +122,14 @@ def test_equal_ranks_and_free_messages_wait_only_while_filling_and_draining(buil
     idle = seconds_by_cause(label_gaps(replay(schedule, StepCosts(COST)).timeline, schedule))
     assert idle["warm-up"] > 0
     assert idle["imbalance"] == idle["transfer"] == idle["overhead"] == 0
+
+
+def test_a_first_stage_that_skips_its_i_waits_for_what_the_i_would_wait_for():
+    costs = StepCosts(
+        {(0, "F"): 1, (0, "I"): 0, (0, "W"): 2, (1, "F"): 1, (1, "I"): 1, (1, "W"): 1}
+    )
+    schedule = zero_bubble(2, 2)
+    timeline = replay(schedule, costs).timeline
+    spans = tuple(s for s in timeline.spans if (s.rank, s.label[0]) != (0, "I"))
+    causes = seconds_by_cause(label_gaps(replace(timeline, spans=spans), schedule))
+    assert causes["overhead"] == 0 and causes["warm-up"] > 0
