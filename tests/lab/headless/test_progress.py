@@ -44,5 +44,5 @@ def test_a_terminal_gets_one_line_that_is_written_over(clock):
     shown.finish("failed", "ValueError: no")
     text = stream.getvalue()
     assert text.count("\n") == 1 and text.count("\r") == 4
-    assert "starting the kernel" in text and "cell 2/9, 0:03 of unknown time" in text
+    assert "starting the kernel" in text and "cell 2/9, 0:03, in all" in text
     assert text.endswith(": ValueError: no\033[K\n")
