@@ -122,8 +122,9 @@ class Ranks:
 
     def __repr__(self) -> str:
         state = f"pids {self.pids}" if self.alive else f"ended by {self._ended_by}"
-        threads = f"{self._settings.threads} threads each"
-        return f"Ranks({self.count} x {self.devices.kind}, {threads}, {state})"
+        threads = self._settings.threads
+        each = f"{threads} thread{'s' if threads > 1 else ''} each"
+        return f"Ranks({self.count} x {self.devices.kind}, {each}, {state})"
 
     # -- work ---------------------------------------------------------------------------------
 

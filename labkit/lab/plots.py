@@ -117,7 +117,9 @@ def _label_ranks(axes, num_ranks: int, unit_s: float) -> None:
 
 
 def _explain_kinds(axes, spans: Sequence[Span], causes: Iterable[str] = ()) -> None:
-    kinds = dict.fromkeys(span.kind for span in spans)
+    whole_s = max((s.end_s for s in spans), default=0) - min((s.start_s for s in spans), default=0)
+    visible = [span for span in spans if span.duration_s > 0.002 * whole_s]
+    kinds = dict.fromkeys(span.kind for span in visible)
     handles = [Patch(color=COLOURS[kind], label=kind) for kind in kinds]
     handles += [
         Patch(fc="none", ec=GAP_COLOURS[cause], hatch="////", label=f"gap: {cause}")
