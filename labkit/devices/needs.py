@@ -59,6 +59,19 @@ class KnownPeak:
 
 
 @dataclass(frozen=True)
+class Cores:
+    """``count`` physical cores of the host, for CPU ranks that are timed beside other devices."""
+
+    count: int
+
+    def refusal(self, found: DeviceSet) -> str | None:
+        """Why the host cannot support the claim; None when it can."""
+        if found.physical_cores < self.count:
+            return f"needs {self.count} physical cores, this host has {found.physical_cores}"
+        return None
+
+
+@dataclass(frozen=True)
 class PretrainedModel:
     """The package that carries a pretrained chat model."""
 
@@ -67,8 +80,9 @@ class PretrainedModel:
         return why_not_pretrained()
 
 
-Need = Timing | Accelerators | KnownPeak | PretrainedModel
-_TYPES = {kind.__name__: kind for kind in (Timing, Accelerators, KnownPeak, PretrainedModel)}
+Need = Timing | Accelerators | KnownPeak | Cores | PretrainedModel
+_KINDS = (Timing, Accelerators, KnownPeak, Cores, PretrainedModel)
+_TYPES = {kind.__name__: kind for kind in _KINDS}
 
 
 def need_to_json(need: Need) -> dict:

@@ -1,8 +1,10 @@
 import pytest
 
+from labkit.devices import needs
 from labkit.devices.inventory import Device, DeviceSet
 from labkit.devices.needs import (
     Accelerators,
+    Cores,
     KnownPeak,
     Timing,
     need_from_json,
@@ -27,6 +29,8 @@ def devices(kind, count, cores=2, peak=None):
         (Accelerators(4), devices("cuda", 2), "needs 4 accelerators, this run has 2"),
         (KnownPeak(), devices("cuda", 1), "no published float32 peak FLOP/s is known for 'X1'"),
         (KnownPeak(), devices("cuda", 1, peak={"float32": 1e12}), None),
+        (Cores(2), devices("virtual", 4), None),
+        (Cores(2), devices("virtual", 4, cores=1), "needs 2 physical cores, this host has 1"),
         (KnownPeak("bfloat16"), devices("cuda", 1, peak={"float32": 1e12}), "bfloat16"),
     ],
 )
@@ -39,3 +43,8 @@ def test_a_need_is_refused_exactly_where_the_hardware_lacks_it(need, found, reas
 def test_an_unknown_need_lists_those_there_are():
     with pytest.raises(ValueError, match="'Magic'.*Timing"):
         need_from_json({"type": "Magic"})
+
+
+def test_a_claim_about_the_chat_model_is_refused_with_what_is_missing(monkeypatch):
+    monkeypatch.setattr(needs, "why_not_pretrained", lambda: "gguf not installed")
+    assert needs.PretrainedModel().refusal(devices("cpu", 1)) == "gguf not installed"
