@@ -81,8 +81,8 @@ $(TESTS): $(STAMP) $(CHAT)
 	$(PIP_INSTALL) --editable '.[test]'
 	@touch $@
 
-test: $(TESTS)  ## Run every test that proves the code
-	@exec $(PY) -m pytest
+test: $(TESTS)  ## Run every test that proves the code (ARGS=tests/models for some of them)
+	@exec $(PY) -m pytest $(ARGS)
 
 lint: $(TESTS)  ## Check style and layout of code and notebooks
 	@$(PY) -m ruff check .
