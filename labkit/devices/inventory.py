@@ -8,16 +8,20 @@ from dataclasses import asdict, dataclass
 import psutil
 
 from labkit.devices.backends import accelerator_kind, backend
-from labkit.devices.machines import machine
+from labkit.devices.machines import CARDS, machine
 
-# Dense peak without sparsity, FLOP/s, from the vendor's data sheets. A card that is not listed has
+# The cards of the named machines by the name that the driver gives them. One that is not listed has
 # no known peak: MFU is then refused, not guessed.
+_CARD_NAMES = {
+    "NVIDIA RTX A6000": "a6000",
+    "NVIDIA RTX 6000 Ada Generation": "6000-ada",
+    "NVIDIA GeForce RTX 3090": "3090",
+    "NVIDIA GeForce RTX 4090": "4090",
+    "NVIDIA H200": "h200",
+}
 PEAK_FLOPS = {
-    "NVIDIA RTX A6000": {"float32": 38.7e12, "bfloat16": 154.8e12},
-    "NVIDIA RTX 6000 Ada Generation": {"float32": 91.1e12, "bfloat16": 364.2e12},
-    "NVIDIA GeForce RTX 3090": {"float32": 35.6e12, "bfloat16": 71.0e12},
-    "NVIDIA GeForce RTX 4090": {"float32": 82.6e12, "bfloat16": 165.2e12},
-    "NVIDIA H200": {"float32": 67.0e12, "bfloat16": 989.5e12},
+    name: {dtype: CARDS[card].peak_flops[dtype] for dtype in ("float32", "bfloat16")}
+    for name, card in _CARD_NAMES.items()
 }
 
 DEFAULT_MACHINE = "lab"  # the lab's narrow model shows the ratios of a wide one on A6000 cards
