@@ -18,11 +18,7 @@ def strip(notebook: NotebookNode) -> None:
     notebook.metadata.get("labkit", {}).pop("failure", None)
     notebook.metadata["kernelspec"] = dict(KERNELSPEC)
     notebook.metadata["language_info"] = {"name": "python"}  # its version is the last user's
-    notebook.cells = [
-        cell
-        for cell in notebook.cells
-        if "injected-parameters" not in cell.metadata.get("tags", [])
-    ]
+    notebook.cells = [cell for cell in notebook.cells if not _is_injected(cell)]
     for cell in notebook.cells:
         for name in RUN_METADATA:
             cell.metadata.pop(name, None)
