@@ -30,10 +30,10 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from labkit.models.config import ModelConfig
 from labkit.models.text import load_text
 from labkit.models.transformer import Transformer, next_token_loss
-from labkit.parallel.pipeline import Pipeline
-from labkit.parallel.schedules import one_f_one_b
-from labkit.parallel.stages import cut, even_block_ranges, layer_names
-from labkit.parallel.torch_runtime import torch_runtime
+from labkit.parallel.pipelining.pipeline import Pipeline
+from labkit.parallel.pipelining.stages import cut, even_block_ranges, layer_names
+from labkit.parallel.pipelining.torch_runtime import torch_runtime
+from labkit.parallel.scheduling.schedules import one_f_one_b
 
 RANKS, M, ROWS = 2, 8, 16
 CONFIG = ModelConfig(layers=8, width=256, heads=4, context=128)

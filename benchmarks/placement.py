@@ -19,9 +19,9 @@ from torch import nn
 
 from labkit.devices.machines import machine
 from labkit.models.config import ModelConfig
-from labkit.parallel.costs import LayerCost, predict_layer_costs
-from labkit.parallel.placement import even_split, place
-from labkit.parallel.placement_plan import PlacementDevice, machine_devices
+from labkit.parallel.placing.costs import LayerCost, predict_layer_costs
+from labkit.parallel.placing.placement import even_split, place
+from labkit.parallel.placing.placement_plan import PlacementDevice, machine_devices
 
 try:
     from accelerate import infer_auto_device_map

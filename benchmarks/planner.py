@@ -20,19 +20,19 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from labkit.devices.inventory import virtual_devices
-from labkit.measure.calibration import calibrate, with_measured_costs
-from labkit.measure.operator_rates import learn_rates
 from labkit.measure.step_trace import read_traces
-from labkit.measure.virtual_step import record_step
+from labkit.measure.virtual.calibration import calibrate, with_measured_costs
+from labkit.measure.virtual.operator_rates import learn_rates
+from labkit.measure.virtual.virtual_step import record_step
 from labkit.models.config import preset
-from labkit.parallel.back_test import back_test, trace_choice
-from labkit.parallel.choices import Choice
-from labkit.parallel.layer_chains import LabChain
-from labkit.parallel.layouts import Layout
-from labkit.parallel.levers import Levers
-from labkit.parallel.plan_training import train_choice
-from labkit.parallel.planner import plan
-from labkit.parallel.predictor import predict_training
+from labkit.parallel.planning.back_test import back_test, trace_choice
+from labkit.parallel.planning.choices import Choice
+from labkit.parallel.planning.layer_chains import LabChain
+from labkit.parallel.planning.levers import Levers
+from labkit.parallel.planning.plan_training import train_choice
+from labkit.parallel.planning.planner import plan
+from labkit.parallel.planning.predictor import predict_training
+from labkit.parallel.sharding.layouts import Layout
 
 CONFIG, BATCH = preset("tiny").model, 16
 ONE = Choice(Layout(microbatches=1))

@@ -8,7 +8,7 @@ import time
 import psutil
 
 from labkit.devices.inventory import choose_devices, physical_cores
-from labkit.devices.ranks import Ranks
+from labkit.devices.ranks.ranks import Ranks
 
 CELLS = 100
 

@@ -11,7 +11,7 @@ from time import thread_time
 
 import torch
 
-from labkit.measure.recorder import Recorder
+from labkit.measure.virtual.recorder import Recorder
 from labkit.models.config import ModelConfig
 from labkit.models.transformer import Transformer, next_token_loss
 

@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 import torch
 
-from labkit.measure.cpu_source import ProcessSource
-from labkit.measure.nvidia_source import NvidiaSource
-from labkit.measure.power_sweep import ratio_interval
-from labkit.measure.sampler import DEFAULT_HZ, Sampler
+from labkit.measure.telemetry.cpu_source import ProcessSource
+from labkit.measure.telemetry.nvidia_source import NvidiaSource
+from labkit.measure.telemetry.power_sweep import ratio_interval
+from labkit.measure.telemetry.sampler import DEFAULT_HZ, Sampler
 from labkit.models.config import preset
 from labkit.models.transformer import Transformer, next_token_loss
 

@@ -5,7 +5,7 @@ model on the same text in one pair of processes with one thread each. In every r
 one step, in alternating order, each after a wait for a quiet machine; the median of the rounds'
 ratios counts. On a loud machine look at the CPU time of rank 0's own thread, which waiting does not
 lengthen. What is looked for: whether layers by hand beat torch's plan of DTensors, for the
-faster one is the default (`labkit.parallel.layouts.Layout.style`).
+faster one is the default (`labkit.parallel.sharding.layouts.Layout.style`).
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from _quiet import wait_for_quiet
 from labkit.models.config import ModelConfig
 from labkit.models.text import load_text
 from labkit.models.transformer import Transformer, next_token_loss
-from labkit.parallel.layout_training import LayoutTraining, adamw
-from labkit.parallel.layouts import Layout
+from labkit.parallel.sharding.layout_training import LayoutTraining, adamw
+from labkit.parallel.sharding.layouts import Layout
 
 RANKS, ROWS = 2, 16
 CONFIG = ModelConfig(layers=8, width=256, heads=4, context=128)

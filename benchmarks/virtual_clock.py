@@ -27,16 +27,16 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
-from labkit.measure.calibration import (
+from labkit.measure.virtual.calibration import (
     calibrate,
     measure_link,
     measured_step_s,
     play_measured,
     with_measured_costs,
 )
-from labkit.measure.operator_rates import learn_rates
-from labkit.measure.virtual_clock import play
-from labkit.measure.virtual_step import record_step
+from labkit.measure.virtual.operator_rates import learn_rates
+from labkit.measure.virtual.virtual_clock import play
+from labkit.measure.virtual.virtual_step import record_step
 from labkit.models.config import preset
 from labkit.models.transformer import Transformer, next_token_loss
 

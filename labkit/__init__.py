@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from importlib import import_module
 
-from labkit.devices.magic import register_magic
+from labkit.devices.ranks.magic import register_magic
 
 # loaded on first use: torch comes with them, which `python -m labkit` need not wait for
 _HOMES = {
-    "Ranks": "labkit.devices.ranks",
+    "Ranks": "labkit.devices.ranks.ranks",
     "Timing": "labkit.devices.needs",
     "claim": "labkit.lab.claims",
     "measurement": "labkit.lab.claims",

@@ -28,7 +28,7 @@ IN_ROOMS = [path for path in MODULES if path.parent != PACKAGE]
 
 
 def in_package(path: Path) -> str:
-    """Where a file lies in the package, such as devices/ranks.py."""
+    """Where a file lies in the package, such as devices/needs.py."""
     return path.relative_to(PACKAGE).as_posix()
 
 
@@ -99,7 +99,7 @@ def test_an_import_from_a_later_room_is_found(line):
     "line",
     [
         "import torch",
-        "import labkit.devices.ranks",
+        "import labkit.devices.ranks.ranks",
         "from labkit.measure import timeline",
         "from .timeline import Span",
         "from ..devices.backends import backend",

@@ -78,7 +78,7 @@ def _doctor(subcommands) -> None:
 
 
 def _run_doctor(options: argparse.Namespace) -> int:
-    from labkit.devices.doctor import examine, exit_status, report_json
+    from labkit.devices.doctor.doctor import examine, exit_status, report_json
     from labkit.lab.doctor_table import doctor_reasons, doctor_table
     from labkit.lab.machine_tables import devices_table, support_table, versions_table
 

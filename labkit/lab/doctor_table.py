@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from labkit.devices.doctor_checks import FAILURE, OK, UNKNOWN, WARNING, Finding
+from labkit.devices.doctor.doctor_checks import FAILURE, OK, UNKNOWN, WARNING, Finding
 from labkit.lab.tables import Table
 
 _ORDER = (FAILURE, WARNING, UNKNOWN, OK)

@@ -18,13 +18,13 @@ from pathlib import Path
 import torch
 
 from labkit.devices.backends import accelerator_kind, backend
-from labkit.devices.doctor import examine, exit_status, report_json
+from labkit.devices.doctor.doctor import examine, exit_status, report_json
 from labkit.devices.inventory import DeviceSet, choose_devices
 from labkit.lab import results
 from labkit.lab.doctor_table import doctor_table
 from labkit.lab.telemetry_views import telemetry_table
-from labkit.measure.metrics import METRICS
-from labkit.measure.telemetry import Telemetry, telemetry
+from labkit.measure.telemetry.metrics import METRICS
+from labkit.measure.telemetry.telemetry import Telemetry, telemetry
 
 FILE_NAME = "gpu-check.json"
 # the first number of a notebook's name says for how many devices it is, in order of what to try

@@ -17,10 +17,10 @@ from IPython.display import DisplayHandle, Pretty, display
 from labkit.devices.inventory import DeviceSet
 from labkit.lab.plots import Picture
 from labkit.lab.telemetry_views import draw_telemetry
-from labkit.measure.cpu_source import ProcessSource
-from labkit.measure.metrics import Source
-from labkit.measure.sampler import DEFAULT_HZ, Sampler
-from labkit.measure.telemetry import Telemetry, sources_for
+from labkit.measure.telemetry.cpu_source import ProcessSource
+from labkit.measure.telemetry.metrics import Source
+from labkit.measure.telemetry.sampler import DEFAULT_HZ, Sampler
+from labkit.measure.telemetry.telemetry import Telemetry, sources_for
 
 FRAMES_PER_S = 2.0
 

@@ -6,7 +6,7 @@ from labkit.devices.inventory import physical_cores
 from labkit.devices.support import CLAIMS, Support, support_for
 from labkit.lab.results import versions
 from labkit.lab.tables import Table
-from labkit.parallel.placement_view import readable_bytes
+from labkit.parallel.placing.placement_view import readable_bytes
 
 COUNTS = (1, 2, 4)
 

@@ -9,8 +9,8 @@ from IPython.display import display
 
 from labkit.devices.machines import machine, machine_names
 from labkit.models.config import ModelConfig
-from labkit.parallel.levers import Levers
-from labkit.parallel.planner import DEFAULT_LEVERS, Plan, plan
+from labkit.parallel.planning.levers import Levers
+from labkit.parallel.planning.planner import DEFAULT_LEVERS, Plan, plan
 
 COUNTS = (1, 2, 4, 8)
 

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from labkit.measure.timeline import Span, Timeline
-from labkit.parallel.gaps import Gap
+from labkit.parallel.scheduling.gaps import Gap
 
 COLOURS = {
     "forward": "#4c78a8",

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 
 from labkit.lab.plots import Picture
 from labkit.lab.tables import Table
-from labkit.measure.power_sweep import SweepPoint
+from labkit.measure.telemetry.power_sweep import SweepPoint
 
 
 def sweep_table(points: Sequence[SweepPoint]) -> Table:

@@ -9,9 +9,9 @@ from matplotlib.figure import Figure
 
 from labkit.lab.plots import COLOURS, Picture
 from labkit.lab.tables import Table
-from labkit.measure.metrics import ACTIVITY, METRICS, throttle_reasons
-from labkit.measure.telemetry import Telemetry
-from labkit.measure.telemetry_regions import by_region
+from labkit.measure.telemetry.metrics import ACTIVITY, METRICS, throttle_reasons
+from labkit.measure.telemetry.telemetry import Telemetry
+from labkit.measure.telemetry.telemetry_regions import by_region
 
 GIB = 1 << 30
 _LABELS = {

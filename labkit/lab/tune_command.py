@@ -9,9 +9,9 @@ import time
 from collections.abc import Sequence
 
 from labkit.devices.nvml import physical_gpus
-from labkit.devices.tuning import tuned
-from labkit.devices.tuning_manifest import MANIFEST, restore
-from labkit.devices.tuning_plan import Step, TuningError, Wish, settings
+from labkit.devices.tuning.tuning import tuned
+from labkit.devices.tuning.tuning_manifest import MANIFEST, restore
+from labkit.devices.tuning.tuning_plan import Step, TuningError, Wish, settings
 from labkit.lab.tables import Table
 
 

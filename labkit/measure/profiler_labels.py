@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from labkit.measure.recording import Region
+from labkit.measure.virtual.recording import Region
 
 _LETTER_KINDS = {"F": "forward", "B": "backward", "I": "backward", "W": "weight"}
 _PIPELINE_ACTION = re.compile(r"PP:(\d+([FBIW])\d+)$")

@@ -14,15 +14,15 @@ import torch.distributed as dist
 from labkit.devices.backends import backend
 from labkit.devices.inventory import DeviceSet
 from labkit.devices.machines import machine
-from labkit.measure.live_storages import tensors_in
 from labkit.measure.memory import storage_bytes
-from labkit.measure.recording import Recording
 from labkit.measure.regions import listening
 from labkit.measure.spans import SpanLog, timeline_of
 from labkit.measure.timeline import Span, Timeline
 from labkit.measure.timers import StepTimes, time_steps
-from labkit.measure.virtual_clock import play
-from labkit.measure.virtual_step import record_step
+from labkit.measure.virtual.live_storages import tensors_in
+from labkit.measure.virtual.recording import Recording
+from labkit.measure.virtual.virtual_clock import play
+from labkit.measure.virtual.virtual_step import record_step
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,12 @@ import pytest
 import torch
 from fake_nvml import FakeGPU
 
-from labkit.devices.doctor import examine, exit_status, report_json, torch_sees
-from labkit.devices.doctor_checks import FAILURE, OK, UNKNOWN, WARNING, Finding
-from labkit.devices.doctor_gpus import examine_gpus
-from labkit.devices.doctor_system import examine_system, numa_node
+from labkit.devices.doctor.doctor import examine, exit_status, report_json, torch_sees
+from labkit.devices.doctor.doctor_checks import FAILURE, OK, UNKNOWN, WARNING, Finding
+from labkit.devices.doctor.doctor_gpus import examine_gpus
+from labkit.devices.doctor.doctor_system import examine_system, numa_node
+from labkit.devices.links.peer_data import examine_peer_data
 from labkit.devices.nvml import physical_gpus
-from labkit.devices.peer_data import examine_peer_data
 
 HOST_BRIDGE = "sys/bus/pci/devices/0000:00:01.0"
 

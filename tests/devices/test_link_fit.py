@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from labkit.devices.link_fit import (
+from labkit.devices.links.link_fit import (
     LinkFit,
     Sample,
     bandwidth_matrix,

@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 from spawned import run_ranks
 
-from labkit.devices.link_check import (
+from labkit.devices.links.link_check import (
     Delivery,
     UnreliableLinkError,
     check_copies,
@@ -14,8 +14,8 @@ from labkit.devices.link_check import (
     reliable_transport,
     require_right,
 )
-from labkit.devices.link_transport import GroupTransport, HostStaged
-from labkit.devices.links import measure_links, time_collective, time_pairs
+from labkit.devices.links.link_transport import GroupTransport, HostStaged
+from labkit.devices.links.links import measure_links, time_collective, time_pairs
 
 CPU = torch.device("cpu")
 SIZES = (4096, 1 << 20)
@@ -160,7 +160,7 @@ def test_a_verdict_says_what_is_claimed_and_what_is_so():
 @pytest.mark.gpu
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
 def test_direct_and_staged_copies_between_gpus_arrive():
-    from labkit.devices.link_copies import DeviceCopies, StagedCopies
+    from labkit.devices.links.link_copies import DeviceCopies, StagedCopies
 
     require_right(check_copies(StagedCopies("cuda")))
     assert all(d.claimed is not None for d in check_copies(DeviceCopies("cuda")))

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from labkit.devices.rank_cell import RankResult
-from labkit.devices.rank_errors import failure_report, split_failures
-from labkit.devices.rank_kernels import Death
+from labkit.devices.ranks.rank_cell import RankResult
+from labkit.devices.ranks.rank_errors import failure_report, split_failures
+from labkit.devices.ranks.rank_kernels import Death
 
 CLOSED = "[../gloo/transport/tcp/pair.cc:550] Connection closed by peer [127.0.0.1]:4242"
 TIMED_OUT = "[../gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 2000ms for recv"

@@ -4,7 +4,7 @@ import socket
 
 import pytest
 
-from labkit.devices import rank_interrupt
+from labkit.devices.ranks import rank_interrupt
 
 
 class FakeBackend:

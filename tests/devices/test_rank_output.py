@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from labkit.devices.rank_output import RankOutput
+from labkit.devices.ranks.rank_output import RankOutput
 
 
 def stream(text, name="stdout"):

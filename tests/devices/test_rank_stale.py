@@ -5,7 +5,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
-from labkit.devices.rank_stale import stale
+from labkit.devices.ranks.rank_stale import stale
 
 
 @pytest.fixture

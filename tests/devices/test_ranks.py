@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from labkit.devices.inventory import choose_devices
-from labkit.devices.rank_errors import RankError, RanksInterrupted
-from labkit.devices.ranks import Ranks
+from labkit.devices.ranks.rank_errors import RankError, RanksInterrupted
+from labkit.devices.ranks.ranks import Ranks
 
 # Bounds are about four times what an idle machine needs: this one may be busy.
 RECOVERY_S = 12.0

@@ -12,8 +12,8 @@ import time
 import pytest
 
 from labkit.devices.inventory import choose_devices
-from labkit.devices.rank_errors import RankError
-from labkit.devices.ranks import Ranks
+from labkit.devices.ranks.rank_errors import RankError
+from labkit.devices.ranks.ranks import Ranks
 
 
 @pytest.fixture(scope="module")

@@ -12,10 +12,10 @@ import time
 import psutil
 import pytest
 
-from labkit.devices import rank_kernels
 from labkit.devices.inventory import choose_devices
-from labkit.devices.rank_errors import RankError, RanksInterrupted
-from labkit.devices.ranks import Ranks
+from labkit.devices.ranks import rank_kernels
+from labkit.devices.ranks.rank_errors import RankError, RanksInterrupted
+from labkit.devices.ranks.ranks import Ranks
 
 
 @pytest.fixture

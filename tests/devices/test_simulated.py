@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from labkit.devices import simulated
-from labkit.devices.simulated import (
+from labkit.devices.simulated import simulated
+from labkit.devices.simulated.simulated import (
     bytes_on,
     devices,
     peak_bytes_on,
@@ -21,7 +21,7 @@ from labkit.devices.simulated import (
     transfers,
     transfers_refusal,
 )
-from labkit.devices.simulated_memory import Transfer
+from labkit.devices.simulated.simulated_memory import Transfer
 from labkit.models.config import ModelConfig
 from labkit.models.transformer import Transformer, next_token_loss
 

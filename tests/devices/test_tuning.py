@@ -14,9 +14,9 @@ import pytest
 from fake_nvml import FakeGPU, Scenario, write_scenario
 
 from labkit.devices.nvml import physical_gpus
-from labkit.devices.tuning import tuned
-from labkit.devices.tuning_manifest import restore
-from labkit.devices.tuning_plan import TuningError, Wish, fan_wishes, plan, power_wishes
+from labkit.devices.tuning.tuning import tuned
+from labkit.devices.tuning.tuning_manifest import restore
+from labkit.devices.tuning.tuning_plan import TuningError, Wish, fan_wishes, plan, power_wishes
 
 ROOT = Path(__file__).parents[2]
 ALL = Wish(power_limit_w=200, clocks_mhz=(210, 1200), fan_percent=80)
@@ -172,8 +172,8 @@ def test_what_cannot_be_restored_is_said_and_the_manifest_stays(gpus, manifest):
 TUNES = """
 import sys, time
 from pathlib import Path
-from labkit.devices.tuning import tuned
-from labkit.devices.tuning_plan import Wish
+from labkit.devices.tuning.tuning import tuned
+from labkit.devices.tuning.tuning_plan import Wish
 with tuned(Wish(200, (210, 1200), 80), apply=True, manifest=Path(sys.argv[1])):
     print("tuned", flush=True)
     time.sleep(60)

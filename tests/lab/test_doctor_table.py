@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from labkit.devices.doctor_checks import FAILURE, OK, WARNING, Finding
+from labkit.devices.doctor.doctor_checks import FAILURE, OK, WARNING, Finding
 from labkit.lab import command_line
 from labkit.lab.doctor_table import doctor_reasons, doctor_table
 
@@ -30,7 +30,7 @@ def test_each_fault_is_explained_once_with_its_reference():
 
 
 def run(monkeypatch, capsys, findings, *options):
-    monkeypatch.setattr("labkit.devices.doctor.examine", lambda: findings)
+    monkeypatch.setattr("labkit.devices.doctor.doctor.examine", lambda: findings)
     status = command_line.main(["doctor", *options])
     return status, capsys.readouterr().out
 

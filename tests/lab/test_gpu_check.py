@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from labkit.devices.doctor_checks import FAILURE, OK, Finding
+from labkit.devices.doctor.doctor_checks import FAILURE, OK, Finding
 from labkit.lab import gpu_check
 
 

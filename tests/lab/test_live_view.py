@@ -11,7 +11,7 @@ import pytest
 from labkit.devices.inventory import choose_devices
 from labkit.lab import live_view
 from labkit.lab.live_view import LiveView
-from labkit.measure.metrics import Metered, Reading
+from labkit.measure.telemetry.metrics import Metered, Reading
 
 
 class Growing:

@@ -10,7 +10,7 @@ from labkit.lab.plots import (
     draw_waterfall,
 )
 from labkit.measure.timeline import Span, Timeline
-from labkit.parallel.gaps import Gap
+from labkit.parallel.scheduling.gaps import Gap
 
 
 def is_png_with_title(picture: Picture, provenance: str) -> bool:

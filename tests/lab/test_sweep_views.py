@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from labkit.lab.sweep_views import draw_sweep, sweep_table
-from labkit.measure.power_sweep import SweepPoint
-from labkit.measure.published_power import published_sweep
+from labkit.measure.telemetry.power_sweep import SweepPoint
+from labkit.measure.telemetry.published_power import published_sweep
 
 
 def test_the_table_says_single_run_and_null_for_what_was_not_measured():

@@ -12,9 +12,9 @@ from labkit.lab.telemetry_views import (
     region_table,
     telemetry_table,
 )
-from labkit.measure.metrics import METRICS
 from labkit.measure.regions import region
-from labkit.measure.telemetry import Telemetry, telemetry, timeline_telemetry
+from labkit.measure.telemetry.metrics import METRICS
+from labkit.measure.telemetry.telemetry import Telemetry, telemetry, timeline_telemetry
 from labkit.measure.timeline import Span, Timeline
 
 
@@ -68,7 +68,7 @@ def test_a_virtual_waiting_gpu_shows_both_activities():
 
 
 def test_telemetry_without_a_sample_is_drawn_with_its_reason():
-    from labkit.measure.metrics import Metered
+    from labkit.measure.telemetry.metrics import Metered
 
     t = Telemetry((Metered("rank 0", "virtual:lab"),))
     figure = draw_telemetry(t, "nothing yet").figure

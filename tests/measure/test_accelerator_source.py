@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 from labkit.devices.inventory import Device, DeviceSet
-from labkit.measure.accelerator_source import AcceleratorSource
+from labkit.measure.telemetry.accelerator_source import AcceleratorSource
 
 
 def refuse(device):

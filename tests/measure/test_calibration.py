@@ -4,7 +4,7 @@ import torch.distributed as dist
 from spawned import run_ranks
 from torch import nn
 
-from labkit.measure.calibration import (
+from labkit.measure.virtual.calibration import (
     LinkFit,
     calibrate,
     measure_link,
@@ -12,8 +12,8 @@ from labkit.measure.calibration import (
     play_measured,
     with_measured_costs,
 )
-from labkit.measure.recording import NO_REGION, Event, Recording, Unrecorded
-from labkit.measure.virtual_step import joined_recording, record_step
+from labkit.measure.virtual.recording import NO_REGION, Event, Recording, Unrecorded
+from labkit.measure.virtual.virtual_step import joined_recording, record_step
 
 
 def recording(*events, unrecorded=None):

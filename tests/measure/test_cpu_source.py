@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from labkit.measure.cpu_source import ProcessSource, RaplSource
+from labkit.measure.telemetry.cpu_source import ProcessSource, RaplSource
 
 
 def test_a_busy_process_uses_cpu_and_an_ended_one_is_lost():

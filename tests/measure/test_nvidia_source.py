@@ -10,7 +10,7 @@ import pytest
 from fake_nvml import FakeGPU
 
 from labkit.devices.nvml import gpu_of_uuid, physical_gpus, visible_uuids
-from labkit.measure.nvidia_source import NvidiaSource
+from labkit.measure.telemetry.nvidia_source import NvidiaSource
 
 
 def test_every_figure_comes_in_its_unit(gpus):

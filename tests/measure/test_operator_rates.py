@@ -1,9 +1,9 @@
 import pytest
 
 from labkit.devices.machines import machine
-from labkit.measure.operator_rates import learn_rates
-from labkit.measure.recording import NO_REGION, Event, Recording
-from labkit.measure.virtual_clock import modelled_cost
+from labkit.measure.virtual.operator_rates import learn_rates
+from labkit.measure.virtual.recording import NO_REGION, Event, Recording
+from labkit.measure.virtual.virtual_clock import modelled_cost
 
 LAB = machine("lab", 1).profiles[0]
 

@@ -9,10 +9,16 @@ from fake_nvml import FakeGPU
 
 from labkit.devices.inventory import choose_devices
 from labkit.devices.nvml import physical_gpus
-from labkit.devices.tuning_plan import Wish
-from labkit.measure.power_sweep import Block, SweepPoint, measure_block, ratio_interval, sweep
-from labkit.measure.published_power import PUBLISHED_MODELS, published_sweep
-from labkit.measure.tuning_verdict import verdict
+from labkit.devices.tuning.tuning_plan import Wish
+from labkit.measure.telemetry.power_sweep import (
+    Block,
+    SweepPoint,
+    measure_block,
+    ratio_interval,
+    sweep,
+)
+from labkit.measure.telemetry.published_power import PUBLISHED_MODELS, published_sweep
+from labkit.measure.telemetry.tuning_verdict import verdict
 
 
 def card_that_slows_below(card, watts):

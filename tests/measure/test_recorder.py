@@ -9,11 +9,11 @@ import torch.nn.functional as F
 from spawned import run_ranks
 from torch import nn
 
-from labkit.measure import communication
-from labkit.measure.live_storages import VirtualOutOfMemoryError
-from labkit.measure.operator_costs import classify
-from labkit.measure.recorder import Recorder
 from labkit.measure.regions import region
+from labkit.measure.virtual import communication
+from labkit.measure.virtual.live_storages import VirtualOutOfMemoryError
+from labkit.measure.virtual.operator_costs import classify
+from labkit.measure.virtual.recorder import Recorder
 from labkit.models.config import preset
 from labkit.models.transformer import Transformer
 

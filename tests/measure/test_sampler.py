@@ -8,9 +8,9 @@ import time
 import pytest
 from fake_nvml import FakeGPU
 
-from labkit.measure.metrics import Metered, Reading
-from labkit.measure.nvidia_source import NvidiaSource
-from labkit.measure.sampler import Sampler
+from labkit.measure.telemetry.metrics import Metered, Reading
+from labkit.measure.telemetry.nvidia_source import NvidiaSource
+from labkit.measure.telemetry.sampler import Sampler
 
 
 class Counting:

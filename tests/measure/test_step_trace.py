@@ -3,9 +3,9 @@ import torch
 from torch import nn
 
 from labkit.devices.inventory import choose_devices
-from labkit.measure.live_storages import VirtualOutOfMemoryError
 from labkit.measure.regions import region
 from labkit.measure.step_trace import read_traces, trace_step
+from labkit.measure.virtual.live_storages import VirtualOutOfMemoryError
 
 model = nn.Linear(64, 64)
 

@@ -11,9 +11,9 @@ from fake_nvml import FakeGPU
 
 from labkit.devices.inventory import choose_devices
 from labkit.measure.regions import region
-from labkit.measure.telemetry import Watch, telemetry, timeline_telemetry
-from labkit.measure.telemetry_export import write_csv, write_json
-from labkit.measure.telemetry_regions import WAITING, by_region
+from labkit.measure.telemetry.telemetry import Watch, telemetry, timeline_telemetry
+from labkit.measure.telemetry.telemetry_export import write_csv, write_json
+from labkit.measure.telemetry.telemetry_regions import WAITING, by_region
 from labkit.measure.timeline import Span, Timeline
 
 # two ranks, one after the other, and a message between them

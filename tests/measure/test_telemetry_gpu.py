@@ -7,10 +7,10 @@ import torch
 
 from labkit.devices.backends import accelerator_kind
 from labkit.devices.inventory import choose_devices
-from labkit.devices.peer_data import examine_peer_data
+from labkit.devices.links.peer_data import examine_peer_data
 from labkit.measure.regions import region
-from labkit.measure.telemetry import telemetry
-from labkit.measure.telemetry_regions import by_region
+from labkit.measure.telemetry.telemetry import telemetry
+from labkit.measure.telemetry.telemetry_regions import by_region
 
 CUDA = accelerator_kind() == "cuda"
 pytestmark = [

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from labkit.devices.inventory import choose_devices
-from labkit.devices.ranks import Ranks
-from labkit.measure.telemetry import telemetry
-from labkit.measure.telemetry_regions import WAITING, by_region
+from labkit.devices.ranks.ranks import Ranks
+from labkit.measure.telemetry.telemetry import telemetry
+from labkit.measure.telemetry.telemetry_regions import WAITING, by_region
 
 ONE_AFTER_THE_OTHER = """
 from labkit.measure.regions import region

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from labkit.measure.metrics import Metered, Reading
-from labkit.measure.sampler import Sample
-from labkit.measure.telemetry import Telemetry
-from labkit.measure.telemetry_regions import WAITING, by_region
+from labkit.measure.telemetry.metrics import Metered, Reading
+from labkit.measure.telemetry.sampler import Sample
+from labkit.measure.telemetry.telemetry import Telemetry
+from labkit.measure.telemetry.telemetry_regions import WAITING, by_region
 from labkit.measure.timeline import Span
 
 

@@ -7,10 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from labkit.devices.profiles import Link, Profile, uniform_machine
-from labkit.measure.collective_costs import collective_s
-from labkit.measure.recording import NO_REGION, Event, Recording, Region
-from labkit.measure.virtual_clock import VirtualClock, play
-from labkit.measure.virtual_network import ProgramMismatchError
+from labkit.measure.virtual.collective_costs import collective_s
+from labkit.measure.virtual.recording import NO_REGION, Event, Recording, Region
+from labkit.measure.virtual.virtual_clock import VirtualClock, play
+from labkit.measure.virtual.virtual_network import ProgramMismatchError
 
 TOY = Profile("toy", {"float32": 1.0}, 1.0, 1 << 30, 0.0, 0.0, "made up")
 WIRE = Link("wire", 1.0, 0.5, "made up")

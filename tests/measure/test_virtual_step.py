@@ -25,9 +25,9 @@ from torch.distributed.tensor.parallel import (
 
 from labkit.devices.machines import machine
 from labkit.devices.profiles import uniform_machine
-from labkit.measure.live_storages import VirtualOutOfMemoryError
-from labkit.measure.virtual_clock import play
-from labkit.measure.virtual_step import record_step, stage_regions
+from labkit.measure.virtual.live_storages import VirtualOutOfMemoryError
+from labkit.measure.virtual.virtual_clock import play
+from labkit.measure.virtual.virtual_step import record_step, stage_regions
 
 LAYERS, WIDTH, ROWS = 8, 32, 64
 SCHEDULES = {

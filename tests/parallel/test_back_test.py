@@ -9,8 +9,8 @@ from spawned import run_ranks
 from labkit.devices.inventory import virtual_devices
 from labkit.measure.step_trace import read_traces
 from labkit.models.config import ModelConfig
-from labkit.parallel.back_test import back_test, trace_choice
-from labkit.parallel.planner import plan
+from labkit.parallel.planning.back_test import back_test, trace_choice
+from labkit.parallel.planning.planner import plan
 
 CONFIG = ModelConfig(layers=4, width=32, heads=4, context=32)
 DEVICES = virtual_devices("lab", 2)

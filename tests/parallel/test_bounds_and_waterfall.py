@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from labkit.parallel.bounds import bubble_fraction, lower_bounds
-from labkit.parallel.replay import StepCosts, replay
-from labkit.parallel.schedules import gpipe, interleaved_one_f_one_b, naive, one_f_one_b
-from labkit.parallel.waterfall import waterfall
-from labkit.parallel.zero_bubble import zero_bubble, zero_bubble_v
+from labkit.parallel.scheduling.bounds import bubble_fraction, lower_bounds
+from labkit.parallel.scheduling.replay import StepCosts, replay
+from labkit.parallel.scheduling.schedules import gpipe, interleaved_one_f_one_b, naive, one_f_one_b
+from labkit.parallel.scheduling.waterfall import waterfall
+from labkit.parallel.scheduling.zero_bubble import zero_bubble, zero_bubble_v
 
 BUILDERS = [gpipe, one_f_one_b, zero_bubble, zero_bubble_v, interleaved_one_f_one_b]
 SECONDS = st.integers(0, 9)

@@ -9,10 +9,10 @@ from spawned import run_ranks
 
 from labkit.models.config import ModelConfig
 from labkit.models.transformer import Transformer, next_token_loss
-from labkit.parallel.checkpoints import latest_checkpoint, load_checkpoint, save_checkpoint
-from labkit.parallel.layout_training import LayoutTraining
-from labkit.parallel.layouts import Layout
-from labkit.parallel.shards import full, parts
+from labkit.parallel.sharding.checkpoints import latest_checkpoint, load_checkpoint, save_checkpoint
+from labkit.parallel.sharding.layout_training import LayoutTraining
+from labkit.parallel.sharding.layouts import Layout
+from labkit.parallel.sharding.shards import full, parts
 
 CONFIG = ModelConfig(layers=2, width=16, heads=4, context=8, vocabulary=64)
 IDS = torch.randint(64, (16, 8), generator=torch.Generator().manual_seed(1))

@@ -8,8 +8,8 @@ from torch import nn
 
 from labkit.models.config import ModelConfig
 from labkit.models.transformer import Transformer, next_token_loss
-from labkit.parallel.costs import LayerCost, predict_layer_costs, total
-from labkit.parallel.layer_probe import measure_layer_costs, named_layers
+from labkit.parallel.placing.costs import LayerCost, predict_layer_costs, total
+from labkit.parallel.placing.layer_probe import measure_layer_costs, named_layers
 
 CONFIGS = [
     (ModelConfig(layers=1, width=8, heads=2, context=16, vocabulary=10), 1, 16),

@@ -7,11 +7,17 @@ from dataclasses import replace
 import pytest
 
 from labkit.measure.timeline import Span, Timeline
-from labkit.parallel.fitted_costs import action_of, costs_from_timeline
-from labkit.parallel.replay import StepCosts
-from labkit.parallel.replay import replay as run
-from labkit.parallel.schedules import Action, gpipe, interleaved_one_f_one_b, naive, one_f_one_b
-from labkit.parallel.zero_bubble import zero_bubble, zero_bubble_v
+from labkit.parallel.scheduling.fitted_costs import action_of, costs_from_timeline
+from labkit.parallel.scheduling.replay import StepCosts
+from labkit.parallel.scheduling.replay import replay as run
+from labkit.parallel.scheduling.schedules import (
+    Action,
+    gpipe,
+    interleaved_one_f_one_b,
+    naive,
+    one_f_one_b,
+)
+from labkit.parallel.scheduling.zero_bubble import zero_bubble, zero_bubble_v
 
 BUILDERS = [gpipe, one_f_one_b, interleaved_one_f_one_b, zero_bubble, zero_bubble_v]
 

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from labkit.measure.timeline import Span, Timeline
-from labkit.parallel.gaps import label_gaps, seconds_by_cause
-from labkit.parallel.replay import StepCosts, replay
-from labkit.parallel.schedules import gpipe, interleaved_one_f_one_b, naive, one_f_one_b
-from labkit.parallel.zero_bubble import zero_bubble, zero_bubble_v
+from labkit.parallel.scheduling.gaps import label_gaps, seconds_by_cause
+from labkit.parallel.scheduling.replay import StepCosts, replay
+from labkit.parallel.scheduling.schedules import gpipe, interleaved_one_f_one_b, naive, one_f_one_b
+from labkit.parallel.scheduling.zero_bubble import zero_bubble, zero_bubble_v
 
 BUILDERS = [gpipe, one_f_one_b, interleaved_one_f_one_b, zero_bubble, zero_bubble_v]
 COST = {"F": 1.0, "B": 2.0, "I": 1.0, "W": 1.0}

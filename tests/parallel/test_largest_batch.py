@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from labkit.models.config import ModelConfig
-from labkit.parallel.largest_batch import (
+from labkit.parallel.planning.largest_batch import (
     largest_batch,
     one_device_memory,
     training_out_of_memory,
 )
-from labkit.parallel.levers import Levers
+from labkit.parallel.planning.levers import Levers
 
 CONFIG = ModelConfig(layers=2, width=32, heads=2, context=32)
 MEMORY_BYTES = 6_000_000

@@ -7,12 +7,12 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from labkit.measure.recorder import Recorder
+from labkit.measure.virtual.recorder import Recorder
 from labkit.models.config import ModelConfig
 from labkit.models.transformer import Block
-from labkit.parallel.layer_rehearsal import rehearse_layer
-from labkit.parallel.levers import Levers
-from labkit.parallel.optimizer_rehearsal import adamw, rehearse_optimizer
+from labkit.parallel.planning.layer_rehearsal import rehearse_layer
+from labkit.parallel.planning.levers import Levers
+from labkit.parallel.planning.optimizer_rehearsal import adamw, rehearse_optimizer
 
 CONFIG = ModelConfig(layers=1, width=32, heads=2, context=16)
 ALL_LEVERS = [Levers(), Levers(True), Levers(False, True), Levers(True, True)]

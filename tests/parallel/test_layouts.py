@@ -9,13 +9,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 from labkit.models.config import ModelConfig
 from labkit.models.transformer import Transformer, next_token_loss
-from labkit.parallel.data_parallel import shard_data
-from labkit.parallel.layout_training import LayoutTraining
-from labkit.parallel.layouts import Layout, blocks_of_stage, layouts_of
 from labkit.parallel.parity import compare, gradients
-from labkit.parallel.pipeline import Pipeline
-from labkit.parallel.schedules import one_f_one_b
-from labkit.parallel.zero_bubble import zero_bubble
+from labkit.parallel.pipelining.pipeline import Pipeline
+from labkit.parallel.scheduling.schedules import one_f_one_b
+from labkit.parallel.scheduling.zero_bubble import zero_bubble
+from labkit.parallel.sharding.data_parallel import shard_data
+from labkit.parallel.sharding.layout_training import LayoutTraining
+from labkit.parallel.sharding.layouts import Layout, blocks_of_stage, layouts_of
 
 CPU = torch.device("cpu")
 CONFIG = ModelConfig(layers=4, width=32, heads=4, context=16)

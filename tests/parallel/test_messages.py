@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from labkit.parallel.messages import forwards_only, incoming, last_backward, outgoing
-from labkit.parallel.schedules import gpipe, interleaved_one_f_one_b, one_f_one_b
-from labkit.parallel.zero_bubble import zero_bubble, zero_bubble_v
+from labkit.parallel.scheduling.messages import forwards_only, incoming, last_backward, outgoing
+from labkit.parallel.scheduling.schedules import gpipe, interleaved_one_f_one_b, one_f_one_b
+from labkit.parallel.scheduling.zero_bubble import zero_bubble, zero_bubble_v
 
 
 def words(messages):

@@ -8,11 +8,11 @@ import torch
 from labkit.devices.machines import machine
 from labkit.models.config import ModelConfig
 from labkit.models.transformer import Transformer, next_token_loss
-from labkit.parallel.choices import Choice
-from labkit.parallel.layer_chains import LabChain
-from labkit.parallel.layouts import Layout
-from labkit.parallel.other_estimates import accelerate_training_bytes, tracked_peak_bytes
-from labkit.parallel.predictor import predict_training
+from labkit.parallel.planning.choices import Choice
+from labkit.parallel.planning.layer_chains import LabChain
+from labkit.parallel.planning.other_estimates import accelerate_training_bytes, tracked_peak_bytes
+from labkit.parallel.planning.predictor import predict_training
+from labkit.parallel.sharding.layouts import Layout
 
 CONFIG = ModelConfig(layers=2, width=32, heads=2, context=32)
 ROWS = 8

@@ -10,13 +10,13 @@ from spawned import run_ranks
 from torch import nn
 
 from labkit.devices.machines import machine
-from labkit.measure.virtual_step import record_step
-from labkit.parallel.own_model import own_model
+from labkit.measure.virtual.virtual_step import record_step
 from labkit.parallel.parity import compare
-from labkit.parallel.plan_training import train_choice
-from labkit.parallel.planner import plan
-from labkit.parallel.predictor import predict_training
-from labkit.parallel.stages import Chain
+from labkit.parallel.pipelining.stages import Chain
+from labkit.parallel.planning.own_model import own_model
+from labkit.parallel.planning.plan_training import train_choice
+from labkit.parallel.planning.planner import plan
+from labkit.parallel.planning.predictor import predict_training
 
 
 def squared_error(outputs, targets):

@@ -12,11 +12,11 @@ from labkit.models.config import ModelConfig
 from labkit.models.text import load_text
 from labkit.models.transformer import Transformer, next_token_loss
 from labkit.parallel.parity import compare, joined, training_snapshot
-from labkit.parallel.pipeline import Pipeline
-from labkit.parallel.schedules import gpipe, interleaved_one_f_one_b, naive, one_f_one_b
-from labkit.parallel.stages import cut, even_block_ranges
-from labkit.parallel.torch_runtime import torch_runtime
-from labkit.parallel.zero_bubble import zero_bubble, zero_bubble_v
+from labkit.parallel.pipelining.pipeline import Pipeline
+from labkit.parallel.pipelining.stages import cut, even_block_ranges
+from labkit.parallel.pipelining.torch_runtime import torch_runtime
+from labkit.parallel.scheduling.schedules import gpipe, interleaved_one_f_one_b, naive, one_f_one_b
+from labkit.parallel.scheduling.zero_bubble import zero_bubble, zero_bubble_v
 
 CONFIG = ModelConfig(layers=8, width=8, heads=2, context=8)
 M = 4

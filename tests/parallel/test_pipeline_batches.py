@@ -12,12 +12,24 @@ from spawned import run_ranks
 from labkit.models.config import ModelConfig
 from labkit.models.text import load_text
 from labkit.models.transformer import Transformer
-from labkit.parallel.losses import IGNORED, BatchLoss, check_per_target, count_valid, valid_targets
-from labkit.parallel.microbatches import Batch, BatchRule, Given, split_inputs, split_targets
 from labkit.parallel.parity import compare, gradients, joined
-from labkit.parallel.pipeline import Pipeline
-from labkit.parallel.schedules import one_f_one_b
-from labkit.parallel.stages import cut, even_block_ranges
+from labkit.parallel.pipelining.losses import (
+    IGNORED,
+    BatchLoss,
+    check_per_target,
+    count_valid,
+    valid_targets,
+)
+from labkit.parallel.pipelining.microbatches import (
+    Batch,
+    BatchRule,
+    Given,
+    split_inputs,
+    split_targets,
+)
+from labkit.parallel.pipelining.pipeline import Pipeline
+from labkit.parallel.pipelining.stages import cut, even_block_ranges
+from labkit.parallel.scheduling.schedules import one_f_one_b
 
 CONFIG = ModelConfig(layers=2, width=8, heads=2, context=8)
 M = 4

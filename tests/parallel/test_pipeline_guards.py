@@ -14,16 +14,20 @@ from spawned import run_ranks
 from torch import nn
 from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 
-from labkit.measure.recorder import Recorder
 from labkit.measure.regions import listening
 from labkit.measure.spans import SpanLog
-from labkit.parallel import links
+from labkit.measure.virtual.recorder import Recorder
 from labkit.parallel.parity import compare, gradients, joined, training_snapshot
-from labkit.parallel.pipeline import Pipeline
-from labkit.parallel.pipeline_guards import batch_dependent_layers, check_optimizer, scaler_fault
-from labkit.parallel.schedules import gpipe, one_f_one_b
-from labkit.parallel.stages import cut, even_ranges
-from labkit.parallel.zero_bubble import zero_bubble, zero_bubble_v
+from labkit.parallel.pipelining import links
+from labkit.parallel.pipelining.pipeline import Pipeline
+from labkit.parallel.pipelining.pipeline_guards import (
+    batch_dependent_layers,
+    check_optimizer,
+    scaler_fault,
+)
+from labkit.parallel.pipelining.stages import cut, even_ranges
+from labkit.parallel.scheduling.schedules import gpipe, one_f_one_b
+from labkit.parallel.scheduling.zero_bubble import zero_bubble, zero_bubble_v
 
 squared_errors = partial(F.mse_loss, reduction="none")
 ROWS, WIDTH = 8, 4

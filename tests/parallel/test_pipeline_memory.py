@@ -9,13 +9,13 @@ import torch
 from spawned import run_ranks
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
-from labkit.measure.recorder import Recorder
+from labkit.measure.virtual.recorder import Recorder
 from labkit.models.config import ModelConfig
 from labkit.models.text import load_text
 from labkit.models.transformer import next_token_loss
-from labkit.parallel.pipeline import Pipeline
-from labkit.parallel.schedules import gpipe, one_f_one_b
-from labkit.parallel.stages import cut, even_block_ranges
+from labkit.parallel.pipelining.pipeline import Pipeline
+from labkit.parallel.pipelining.stages import cut, even_block_ranges
+from labkit.parallel.scheduling.schedules import gpipe, one_f_one_b
 
 CONFIG = ModelConfig(layers=2, width=32, heads=2, context=32)
 THEIRS = {"1F1B": Schedule1F1B, "GPipe": ScheduleGPipe}

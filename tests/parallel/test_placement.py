@@ -12,18 +12,18 @@ from hypothesis import strategies as st
 from labkit.devices.machines import machine
 from labkit.devices.profiles import Link
 from labkit.models.config import ModelConfig
-from labkit.parallel.costs import LayerCost, predict_layer_costs
-from labkit.parallel.placement import even_split, microbatches_in_flight, place
-from labkit.parallel.placement_plan import Placement, PlacementDevice, machine_devices
-from labkit.parallel.replay import replay
-from labkit.parallel.schedules import (
+from labkit.parallel.placing.costs import LayerCost, predict_layer_costs
+from labkit.parallel.placing.placement import even_split, microbatches_in_flight, place
+from labkit.parallel.placing.placement_plan import Placement, PlacementDevice, machine_devices
+from labkit.parallel.scheduling.replay import replay
+from labkit.parallel.scheduling.schedules import (
     Action,
     gpipe,
     interleaved_one_f_one_b,
     naive,
     one_f_one_b,
 )
-from labkit.parallel.waterfall import waterfall
+from labkit.parallel.scheduling.waterfall import waterfall
 
 
 def layer(name="x", flops=3, state=0, kept=0, output=0):

@@ -13,11 +13,11 @@ from spawned import run_ranks
 from labkit.devices.inventory import choose_devices, virtual_devices
 from labkit.devices.machines import machine
 from labkit.devices.profiles import Machine
-from labkit.measure.virtual_step import record_step
+from labkit.measure.virtual.virtual_step import record_step
 from labkit.models.config import ModelConfig
-from labkit.parallel.levers import Levers
-from labkit.parallel.plan_training import train_choice
-from labkit.parallel.planner import MARGIN, plan
+from labkit.parallel.planning.levers import Levers
+from labkit.parallel.planning.plan_training import train_choice
+from labkit.parallel.planning.planner import MARGIN, plan
 
 CONFIG = ModelConfig(layers=4, width=32, heads=4, context=32)
 

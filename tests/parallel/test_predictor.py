@@ -9,15 +9,15 @@ import torch
 from spawned import run_ranks
 
 from labkit.devices.machines import machine
-from labkit.measure.virtual_clock import play
-from labkit.measure.virtual_step import record_step
+from labkit.measure.virtual.virtual_clock import play
+from labkit.measure.virtual.virtual_step import record_step
 from labkit.models.config import ModelConfig
-from labkit.parallel.choices import Choice
-from labkit.parallel.layer_chains import LabChain
-from labkit.parallel.layouts import Layout
-from labkit.parallel.levers import Levers
-from labkit.parallel.plan_training import train_choice
-from labkit.parallel.predictor import predict_training
+from labkit.parallel.planning.choices import Choice
+from labkit.parallel.planning.layer_chains import LabChain
+from labkit.parallel.planning.levers import Levers
+from labkit.parallel.planning.plan_training import train_choice
+from labkit.parallel.planning.predictor import predict_training
+from labkit.parallel.sharding.layouts import Layout
 
 CONFIG = ModelConfig(layers=4, width=32, heads=4, context=32)
 BATCH = 8

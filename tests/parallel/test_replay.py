@@ -6,10 +6,14 @@ from itertools import product
 
 import pytest
 
-from labkit.parallel.bounds import bubble_fraction, interleaved_bubble_fraction, lower_bounds
-from labkit.parallel.replay import StepCosts, replay
-from labkit.parallel.schedules import gpipe, interleaved_one_f_one_b, naive, one_f_one_b
-from labkit.parallel.zero_bubble import zero_bubble, zero_bubble_v
+from labkit.parallel.scheduling.bounds import (
+    bubble_fraction,
+    interleaved_bubble_fraction,
+    lower_bounds,
+)
+from labkit.parallel.scheduling.replay import StepCosts, replay
+from labkit.parallel.scheduling.schedules import gpipe, interleaved_one_f_one_b, naive, one_f_one_b
+from labkit.parallel.scheduling.zero_bubble import zero_bubble, zero_bubble_v
 
 SIZES = list(product([1, 2, 3, 4, 8], [1, 2, 3, 4, 8, 16]))
 COSTS = [{"F": 1.0, "B": 1.0}, {"F": 1.0, "B": 2.0}, {"F": 2.0, "B": 3.5}]

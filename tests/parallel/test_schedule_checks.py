@@ -6,15 +6,20 @@ from dataclasses import replace
 
 import pytest
 
-from labkit.parallel.schedule_checks import (
+from labkit.parallel.scheduling.schedule_checks import (
     check_schedule,
     execution_order,
     peak_held,
     peak_per_rank,
     peak_per_stage,
 )
-from labkit.parallel.schedules import Action, Schedule, interleaved_one_f_one_b, one_f_one_b
-from labkit.parallel.zero_bubble import zero_bubble
+from labkit.parallel.scheduling.schedules import (
+    Action,
+    Schedule,
+    interleaved_one_f_one_b,
+    one_f_one_b,
+)
+from labkit.parallel.scheduling.zero_bubble import zero_bubble
 
 
 def by_hand(*rows, num_microbatches=2):

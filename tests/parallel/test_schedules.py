@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from labkit import parallel
-from labkit.parallel.schedule_checks import check_schedule, peak_per_rank, peak_per_stage
-from labkit.parallel.schedules import (
+from labkit.parallel import scheduling
+from labkit.parallel.scheduling.schedule_checks import check_schedule, peak_per_rank, peak_per_stage
+from labkit.parallel.scheduling.schedules import (
     Action,
     Schedule,
     gpipe,
@@ -18,7 +18,7 @@ from labkit.parallel.schedules import (
     naive,
     one_f_one_b,
 )
-from labkit.parallel.zero_bubble import zero_bubble, zero_bubble_v
+from labkit.parallel.scheduling.zero_bubble import zero_bubble, zero_bubble_v
 
 SIZES = list(product([1, 2, 3, 4, 6, 8], [1, 2, 3, 4, 7, 8, 16]))
 ONE_STAGE_PER_RANK = [gpipe, one_f_one_b, zero_bubble]
@@ -142,7 +142,7 @@ def test_an_unknown_kind_is_refused():
     ["schedules", "zero_bubble", "schedule_checks", "replay", "bounds", "waterfall", "gaps"],
 )
 def test_schedules_and_their_clock_import_no_torch(name):
-    tree = ast.parse((Path(parallel.__file__).parent / f"{name}.py").read_text())
+    tree = ast.parse((Path(scheduling.__file__).parent / f"{name}.py").read_text())
     imported = [
         node.module if isinstance(node, ast.ImportFrom) else node.names[0].name
         for node in ast.walk(tree)

@@ -20,8 +20,8 @@ from torch.distributed.pipelining import (
 from torch.distributed.pipelining.schedules import _Action, _PipelineScheduleRuntime
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from labkit.parallel.schedules import Action, gpipe, interleaved_one_f_one_b, one_f_one_b
-from labkit.parallel.zero_bubble import zero_bubble, zero_bubble_v
+from labkit.parallel.scheduling.schedules import Action, gpipe, interleaved_one_f_one_b, one_f_one_b
+from labkit.parallel.scheduling.zero_bubble import zero_bubble, zero_bubble_v
 
 SIZES = [(1, 2), (2, 2), (2, 4), (2, 6), (3, 3), (4, 4), (4, 8), (4, 10)]
 

@@ -8,11 +8,11 @@ from torch import nn
 
 from labkit.models.config import ModelConfig
 from labkit.models.transformer import Transformer
-from labkit.parallel.costs import predict_layer_costs
-from labkit.parallel.placement import place
-from labkit.parallel.placement_plan import PlacementDevice
-from labkit.parallel.stages import cut, even_block_ranges, even_ranges, layer_names
-from labkit.parallel.traced_stages import cut_at
+from labkit.parallel.pipelining.stages import cut, even_block_ranges, even_ranges, layer_names
+from labkit.parallel.pipelining.traced_stages import cut_at
+from labkit.parallel.placing.costs import predict_layer_costs
+from labkit.parallel.placing.placement import place
+from labkit.parallel.placing.placement_plan import PlacementDevice
 
 CONFIG = ModelConfig(layers=3, width=8, heads=2, context=8)
 IDS = torch.arange(16).reshape(2, 8)

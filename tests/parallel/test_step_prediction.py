@@ -4,15 +4,15 @@ from spawned import run_ranks
 
 from labkit.devices.machines import machine
 from labkit.measure.memory import held_bytes
-from labkit.measure.virtual_clock import play
-from labkit.measure.virtual_step import record_step
+from labkit.measure.virtual.virtual_clock import play
+from labkit.measure.virtual.virtual_step import record_step
 from labkit.models.config import preset
 from labkit.models.transformer import Transformer, next_token_loss
-from labkit.parallel.layer_operators import LayerOperators, adamw_operators
-from labkit.parallel.layout_memory import predict_state_bytes
-from labkit.parallel.layout_training import LayoutTraining
-from labkit.parallel.layouts import Layout, layouts_of
-from labkit.parallel.step_prediction import axis_groups, predict_step_s
+from labkit.parallel.planning.layer_operators import LayerOperators, adamw_operators
+from labkit.parallel.planning.layout_memory import predict_state_bytes
+from labkit.parallel.planning.step_prediction import axis_groups, predict_step_s
+from labkit.parallel.sharding.layout_training import LayoutTraining
+from labkit.parallel.sharding.layouts import Layout, layouts_of
 
 CONFIG = preset("tiny").model
 BATCH = 16

@@ -16,17 +16,17 @@ from torch.distributed.tensor.parallel import (
 
 from labkit.models.config import ModelConfig
 from labkit.models.transformer import Transformer, next_token_loss
-from labkit.parallel import shards, tensor_layers
 from labkit.parallel.parity import compare, gradients
-from labkit.parallel.tensor_checks import check_plan, check_tensor_sizes
-from labkit.parallel.tensor_layers import (
+from labkit.parallel.sharding import shards, tensor_layers
+from labkit.parallel.sharding.tensor_checks import check_plan, check_tensor_sizes
+from labkit.parallel.sharding.tensor_layers import (
     ColumnLinear,
     RowLinear,
     copied,
     split_vocabulary_loss,
     summed,
 )
-from labkit.parallel.tensor_parallel import loss_and_backward, tensor_parallel
+from labkit.parallel.sharding.tensor_parallel import loss_and_backward, tensor_parallel
 
 CONFIG = ModelConfig(layers=2, width=32, heads=4, context=16)
 IDS = torch.randint(256, (4, 16), generator=torch.Generator().manual_seed(1))
@@ -163,7 +163,7 @@ def _faults(rank):
 
     with patch.object(tensor_layers, "summed", unsummed):
         found["no all-reduce forward"] = errors(mesh)[:2]
-    with patch("labkit.parallel.tensor_parallel.copied", unsummed):
+    with patch("labkit.parallel.sharding.tensor_parallel.copied", unsummed):
         found["no all-reduce backward"] = errors(mesh)[:2]
 
     def biased_everywhere(layer, x):

@@ -3,11 +3,11 @@ import torch
 from spawned import run_ranks
 from torch.distributed.tensor.debug import CommDebugMode
 
-from labkit.measure.virtual_step import record_step
+from labkit.measure.virtual.virtual_step import record_step
 from labkit.models.config import ModelConfig
-from labkit.parallel.layout_training import LayoutTraining
-from labkit.parallel.layouts import Layout, layouts_of
-from labkit.parallel.traffic import Count, counted_traffic, predict_traffic
+from labkit.parallel.sharding.layout_training import LayoutTraining
+from labkit.parallel.sharding.layouts import Layout, layouts_of
+from labkit.parallel.sharding.traffic import Count, counted_traffic, predict_traffic
 
 CPU = torch.device("cpu")
 CONFIG = ModelConfig(layers=2, width=16, heads=4, context=8, vocabulary=63)  # 63: FSDP2 pads it

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from labkit.measure.recorder import Recorder
+from labkit.measure.virtual.recorder import Recorder
 from labkit.models.decoder import Decoder
 from labkit.models.kv_cache import decode, kv_bytes, prefill
 

@@ -16,15 +16,15 @@ import torch
 from torch import nn
 
 from labkit.devices.profiles import Profile
-from labkit.measure.recorder import Recorder
-from labkit.measure.virtual_clock import modelled_cost
+from labkit.measure.virtual.recorder import Recorder
+from labkit.measure.virtual.virtual_clock import modelled_cost
 from labkit.models.decoder import Decoder
 from labkit.models.kv_cache import decode, prefill
-from labkit.parallel.costs import LayerCost
 from labkit.parallel.generation.runners import check_cover
-from labkit.parallel.placement import place
-from labkit.parallel.placement_plan import Placement, PlacementDevice
-from labkit.parallel.schedules import gpipe
+from labkit.parallel.placing.costs import LayerCost
+from labkit.parallel.placing.placement import place
+from labkit.parallel.placing.placement_plan import Placement, PlacementDevice
+from labkit.parallel.scheduling.schedules import gpipe
 
 PICOSECONDS = 1e12
 

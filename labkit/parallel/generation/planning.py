@@ -10,7 +10,7 @@ from labkit.devices.inventory import DeviceSet
 from labkit.devices.profiles import Machine
 from labkit.models.config import ModelConfig
 from labkit.parallel.generation.prediction import GenerationPrediction, predict_generation
-from labkit.parallel.planner import MARGIN, Rejected, machine_of
+from labkit.parallel.planning.planner import MARGIN, Rejected, machine_of
 
 GOALS: dict[str, Callable[[GenerationPrediction], float]] = {
     "tokens per second": lambda p: -p.tokens_per_s,

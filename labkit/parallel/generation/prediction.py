@@ -17,18 +17,18 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from labkit.devices.profiles import Machine
-from labkit.measure.collective_costs import collective_s
-from labkit.measure.recorder import Recorder
-from labkit.measure.recording import Event
-from labkit.measure.virtual_clock import modelled_cost
+from labkit.measure.virtual.collective_costs import collective_s
+from labkit.measure.virtual.recorder import Recorder
+from labkit.measure.virtual.recording import Event
+from labkit.measure.virtual.virtual_clock import modelled_cost
 from labkit.models.config import ModelConfig
 from labkit.models.decoder import LabDecoder
 from labkit.models.kv_cache import Step, decode, prefill
 from labkit.models.transformer import Transformer
 from labkit.parallel.generation.capacity import BatchMemory, batch_memory
 from labkit.parallel.generation.runners import even_layers
-from labkit.parallel.layer_chains import shard_of_block
-from labkit.parallel.tensor_checks import check_tensor_sizes, sharded_sizes
+from labkit.parallel.planning.layer_chains import shard_of_block
+from labkit.parallel.sharding.tensor_checks import check_tensor_sizes, sharded_sizes
 
 TOKEN_BYTES = 8
 

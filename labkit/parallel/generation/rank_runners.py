@@ -18,8 +18,8 @@ from labkit.models.decoder import Decoder
 from labkit.models.kv_cache import KVCache, Step
 from labkit.parallel.generation.runners import Draw, Result, check_cover, need_whole
 from labkit.parallel.generation.tensor_shards import shard_decoder
-from labkit.parallel.links import open_links
 from labkit.parallel.peers import Peers
+from labkit.parallel.pipelining.links import open_links
 
 
 class LayersOnRanks:

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 
 from labkit.devices.inventory import DeviceSet
 from labkit.devices.machines import LAB_WIDTH
-from labkit.measure.recording import Recording
 from labkit.measure.step_trace import StepTrace, read_traces
 from labkit.measure.timeline import Timeline
+from labkit.measure.virtual.recording import Recording
 from labkit.parallel.generation.generate import Generated
 from labkit.parallel.generation.times import GenerationTimes, timeline_times
 

@@ -9,8 +9,8 @@ from typing import Protocol, TypeVar
 import torch.distributed as dist
 
 from labkit.devices.profiles import Machine
-from labkit.measure.recorder import Recorder
-from labkit.measure.virtual_clock import VirtualClock
+from labkit.measure.virtual.recorder import Recorder
+from labkit.measure.virtual.virtual_clock import VirtualClock
 from labkit.parallel.generation.reading import widened
 from labkit.parallel.peers import Peers
 

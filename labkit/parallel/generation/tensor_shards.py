@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from labkit.models.decoder import Decoder, DecoderShape
-from labkit.parallel.tensor_checks import check_tensor_sizes
-from labkit.parallel.tensor_layers import ColumnLinear, RowLinear
+from labkit.parallel.sharding.tensor_checks import check_tensor_sizes
+from labkit.parallel.sharding.tensor_layers import ColumnLinear, RowLinear
 
 
 def check_divisible(shape: DecoderShape, t: int) -> None:

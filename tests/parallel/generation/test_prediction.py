@@ -6,8 +6,8 @@ import pytest
 from spawned import run_ranks
 
 from labkit.devices.machines import LAB_WIDTH, machine
-from labkit.measure.virtual_clock import play
-from labkit.measure.virtual_step import record_step
+from labkit.measure.virtual.virtual_clock import play
+from labkit.measure.virtual.virtual_step import record_step
 from labkit.models.config import ModelConfig
 from labkit.models.decoder import LabDecoder
 from labkit.models.transformer import Transformer

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from spawned import run_ranks
 
-from labkit.devices.simulated import devices
+from labkit.devices.simulated.simulated import devices
 from labkit.models.config import ModelConfig
 from labkit.models.decoder import LabDecoder
 from labkit.models.transformer import Transformer

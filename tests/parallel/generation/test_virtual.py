@@ -10,8 +10,8 @@ from spawned import run_ranks
 from labkit.devices.inventory import virtual_devices
 from labkit.devices.machines import machine
 from labkit.measure.step_trace import trace_step
-from labkit.measure.virtual_clock import play
-from labkit.measure.virtual_step import record_step
+from labkit.measure.virtual.virtual_clock import play
+from labkit.measure.virtual.virtual_step import record_step
 from labkit.models.config import ModelConfig
 from labkit.models.decoder import LabDecoder
 from labkit.models.transformer import Transformer

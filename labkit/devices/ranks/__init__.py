@@ -1,0 +1,1 @@
+"""One process per device, driven from a notebook."""

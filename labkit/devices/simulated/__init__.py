@@ -1,0 +1,1 @@
+"""Several devices in one process, for lessons that place layers by hand."""

@@ -1,0 +1,1 @@
+"""Clocks, fans and power: changed within bounds, and always put back."""

@@ -1,0 +1,1 @@
+"""What the devices' own meters show while a program runs."""

@@ -1,0 +1,104 @@
+"""Telemetry by piece of the program: what the devices showed during forward, backward, waiting."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from labkit.measure.telemetry.metrics import ACTIVITY
+from labkit.measure.telemetry.telemetry import Telemetry
+from labkit.measure.timeline import COMPUTE_KINDS, Span, merged_intervals
+
+Intervals = list[tuple[float, float]]
+WAITING = "waiting"
+WORTH_NAMING = 1e-3  # of the whole: between any two regions lie some microseconds
+
+
+@dataclass(frozen=True)
+class RegionReading:
+    """What one device showed during one kind of region.
+
+    Attributes:
+        region: forward, backward ...; the label of a region of kind compute (prefill, decode);
+            ``waiting`` for the rest between the first start and the last end of all ranks.
+        seconds: in all.
+        samples: looks that fell into it; means of few samples say little.
+        active_percent: mean, by metric of ``ACTIVITY``.
+        power_w: mean; None without a sample that has it.
+        energy_j: by the counter, straight between two looks; None without a counter.
+    """
+
+    device: int
+    region: str
+    seconds: float
+    samples: int
+    active_percent: dict[str, float]
+    power_w: float | None
+    energy_j: float | None
+
+
+def by_region(telemetry: Telemetry) -> list[RegionReading]:
+    """Join samples and spans on their common clock: device i with rank i."""
+    ranks = sorted({span.rank for span in telemetry.spans})
+    return [
+        _reading(telemetry, rank, region, intervals)
+        for rank in ranks
+        if rank < len(telemetry.devices)
+        for region, intervals in _regions(telemetry.spans, rank).items()
+    ]
+
+
+def _regions(spans: Sequence[Span], rank: int) -> dict[str, Intervals]:
+    own = [s for s in spans if s.rank == rank and s.kind in COMPUTE_KINDS]
+    names = dict.fromkeys(map(_name, own))
+    regions = {
+        name: merged_intervals((s.start_s, s.end_s) for s in own if _name(s) == name)
+        for name in names
+    }
+    busy = merged_intervals((s.start_s, s.end_s) for s in own)
+    edges = [min(s.start_s for s in spans), *(t for pair in busy for t in pair)]
+    edges.append(max(s.end_s for s in spans))
+    gaps = [(a, b) for a, b in zip(edges[::2], edges[1::2], strict=True) if b > a]
+    waits = sum(b - a for a, b in gaps) > WORTH_NAMING * (edges[-1] - edges[0])
+    return regions | ({WAITING: gaps} if waits else {})
+
+
+def _name(span: Span) -> str:
+    return span.label if span.kind == "compute" and span.label else span.kind
+
+
+def _reading(t: Telemetry, rank: int, region: str, intervals: Intervals) -> RegionReading:
+    inside = [s for s in t.of(rank) if any(a <= s.time_s <= b for a, b in intervals)]
+    means = {name: _mean([s.reading.values.get(name) for s in inside]) for name in ACTIVITY}
+    counter = t.series(rank, "energy_j")
+    parts = [_grown(counter, *interval) for interval in intervals]
+    return RegionReading(
+        rank,
+        region,
+        sum(b - a for a, b in intervals),
+        len(inside),
+        {name: mean for name, mean in means.items() if mean is not None},
+        _mean([s.reading.values.get("power_w") for s in inside]),
+        None if None in parts else sum(parts),
+    )
+
+
+def _mean(values: list[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
+
+
+def _grown(counter: list[tuple[float, float]], start_s: float, end_s: float) -> float | None:
+    """Growth of a counter within the interval, linear between samples; None outside of them."""
+    if not counter or start_s < counter[0][0] or end_s > counter[-1][0]:
+        return None
+    return _at(counter, end_s) - _at(counter, start_s)
+
+
+def _at(counter: list[tuple[float, float]], time_s: float) -> float:
+    after = bisect_left(counter, (time_s,))
+    if after == 0:
+        return counter[0][1]
+    (t0, v0), (t1, v1) = counter[after - 1], counter[min(after, len(counter) - 1)]
+    return v0 if t1 == t0 else v0 + (v1 - v0) * (time_s - t0) / (t1 - t0)

@@ -1,0 +1,1 @@
+"""Records what ranks really execute, and times it on a modelled machine."""

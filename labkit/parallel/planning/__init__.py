@@ -1,0 +1,1 @@
+"""What a layout would take and hold before anything runs, and which one to choose."""

@@ -1,0 +1,105 @@
+"""How a plan shows itself: as text, as an HTML table, and as the cell that runs its best layout."""
+
+from __future__ import annotations
+
+from html import escape
+from typing import TYPE_CHECKING
+
+from labkit.parallel.placing.placement_view import readable_bytes, readable_seconds
+
+if TYPE_CHECKING:
+    from labkit.parallel.planning.planner import Plan
+    from labkit.parallel.planning.predictor import Prediction
+
+COLUMNS = ("devices", "layout", "step", "tokens/s", "bubble", "communication", "memory", "of which")
+SHOWN = 12  # rows of each table; the rest is counted
+
+
+def rows(plan: Plan) -> list[tuple[str, ...]]:
+    """One row of text for each ranked layout, under `COLUMNS`."""
+    return [_row(plan, prediction) for prediction in plan.ranked]
+
+
+def _row(plan: Plan, prediction: Prediction) -> tuple[str, ...]:
+    largest = max(prediction.memory, key=lambda memory: memory.peak_bytes)
+    state = largest.parameters + largest.gradients + largest.optimizer
+    bubble, communication = prediction.bubble, prediction.communication_s
+    return (
+        str(prediction.choice.layout.ranks),
+        str(prediction.choice),
+        readable_seconds(prediction.step_time_s),
+        f"{plan.batch * plan.tokens / prediction.step_time_s:,.0f}",
+        "?" if bubble is None else f"{bubble:.0%}",
+        "?" if communication is None else _seconds_or_none(max(communication)),
+        readable_bytes(largest.peak_bytes),
+        f"state {readable_bytes(state)}",
+    )
+
+
+def _seconds_or_none(seconds: float) -> str:
+    return readable_seconds(seconds) if seconds else "-"
+
+
+def headline(plan: Plan) -> str:
+    first = plan.machine.profiles[0]
+    return (
+        f"{plan.model}, batch {plan.batch}, up to {plan.machine.count} x {first.name} of "
+        f"{readable_bytes(first.memory_bytes)}: {len(plan.ranked)} layouts fit, "
+        f"{len(plan.rejected)} do not (predicted:{plan.machine.name})"
+    )
+
+
+def as_text(plan: Plan) -> str:
+    """Both tables with aligned columns."""
+    lines = [headline(plan), *_aligned([COLUMNS, *rows(plan)[:SHOWN]])]
+    lines += _more(len(plan.ranked))
+    if not plan.ranked:
+        lines.append(plan.advice)
+    lines += _aligned([("rejected", "why")] + [(r.what, r.reason) for r in plan.rejected[:SHOWN]])
+    return "\n".join(lines + _more(len(plan.rejected)))
+
+
+def _aligned(table: list[tuple[str, ...]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in table
+    ]
+
+
+def _more(count: int) -> list[str]:
+    return [f"... and {count - SHOWN} more"] if count > SHOWN else []
+
+
+def as_html(plan: Plan) -> str:
+    """The tables as Jupyter shows them; the rejected ones fold out."""
+    ranked = _html_table(COLUMNS, rows(plan)[:SHOWN])
+    rejected = _html_table(("layout", "why not"), [(r.what, r.reason) for r in plan.rejected])
+    advice = "" if plan.ranked else f"<p>{escape(plan.advice)}</p>"
+    more = "".join(f"<p>{line}</p>" for line in _more(len(plan.ranked)))
+    return (
+        f"<p>{escape(headline(plan))}</p>{advice}{ranked}{more}"
+        f"<details><summary>{len(plan.rejected)} rejected</summary>{rejected}</details>"
+    )
+
+
+def _html_table(columns: tuple[str, ...], cells: list[tuple[str, ...]]) -> str:
+    def line(tag: str, row: tuple[str, ...]) -> str:
+        inner = "".join(f"<{tag} style='text-align:left'>{escape(c)}</{tag}>" for c in row)
+        return f"<tr>{inner}</tr>"
+
+    return f"<table>{line('th', columns)}{''.join(line('td', row) for row in cells)}</table>"
+
+
+def as_cell(plan: Plan) -> str:
+    """Two cells: ranks are started, and train one step by the best layout."""
+    choice = plan.best.choice
+    return (
+        f"ranks = Ranks({choice.layout.ranks}, threads=1)\n"
+        "ranks.push(model=model, choice=plan.best.choice, inputs=inputs, targets=targets)\n"
+        "\n"
+        "%%ranks\n"
+        "from labkit.parallel.planning.plan_training import train_choice\n"
+        "training = train_choice(model, choice, device)\n"
+        "training.step(inputs, targets)"
+    )
