@@ -10,6 +10,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from labkit.devices.backends import backend
+from labkit.devices.inventory import DeviceSet
+from labkit.measure.step_trace import StepTrace, trace_step
 from labkit.models.config import ModelConfig
 from labkit.models.transformer import Transformer
 from labkit.parallel.parity import gradients, joined
@@ -68,6 +71,34 @@ def train_choice(
 def _pull(levers: Levers, part: Transformer) -> None:
     ends = [end for end in (part.embed, part.head) if end is not None]
     levers.apply(ends, part.layers.values())
+
+
+def trace_choice(
+    model: Model,
+    choice: Choice,
+    inputs: Tensor,
+    targets: Tensor,
+    *,
+    devices: DeviceSet,
+    steps: int = 5,
+    loss_fn: LossFunction = token_losses,
+) -> StepTrace:
+    """Build this rank's part and trace one whole step of it, optimizer included.
+
+    Args:
+        inputs, targets: the whole batch, on every rank.
+        devices: those of the ranks; the kind decides between measuring and recording.
+        steps: timed calls on real devices.
+    """
+    device = backend(devices.kind).current_device()
+    training = train_choice(model, choice, device, loss_fn=loss_fn)
+    return trace_step(
+        partial(training.step, inputs, targets),
+        devices=devices,
+        hold=[training.model, training.optimizer],
+        steps=steps,
+        group=dist.group.WORLD,
+    )
 
 
 class ChainTraining:
