@@ -45,6 +45,17 @@ class Accelerators:
 
 
 @dataclass(frozen=True)
+class Virtual:
+    """Devices whose machine is modelled, so that a layout can be predicted without calibration."""
+
+    def refusal(self, found: DeviceSet) -> str | None:
+        """Why ``found`` cannot support the claim; None when it can."""
+        if found.kind == "virtual":
+            return None
+        return f"what {found.kind} devices and links cost is not known until it is calibrated"
+
+
+@dataclass(frozen=True)
 class KnownPeak:
     """A device whose peak FLOP/s for ``dtype`` is published, so that MFU means something."""
 
@@ -80,8 +91,8 @@ class PretrainedModel:
         return why_not_pretrained()
 
 
-Need = Timing | Accelerators | KnownPeak | Cores | PretrainedModel
-_KINDS = (Timing, Accelerators, KnownPeak, Cores, PretrainedModel)
+Need = Timing | Accelerators | Virtual | KnownPeak | Cores | PretrainedModel
+_KINDS = (Timing, Accelerators, Virtual, KnownPeak, Cores, PretrainedModel)
 _TYPES = {kind.__name__: kind for kind in _KINDS}
 
 

@@ -7,6 +7,7 @@ from labkit.devices.needs import (
     Cores,
     KnownPeak,
     Timing,
+    Virtual,
     need_from_json,
     need_to_json,
 )
@@ -29,6 +30,8 @@ def devices(kind, count, cores=2, peak=None):
         (Accelerators(4), devices("cuda", 2), "needs 4 accelerators, this run has 2"),
         (KnownPeak(), devices("cuda", 1), "no published float32 peak FLOP/s is known for 'X1'"),
         (KnownPeak(), devices("cuda", 1, peak={"float32": 1e12}), None),
+        (Virtual(), devices("virtual", 4), None),
+        (Virtual(), devices("cuda", 4), "what cuda devices and links cost is not known"),
         (Cores(2), devices("virtual", 4), None),
         (Cores(2), devices("virtual", 4, cores=1), "needs 2 physical cores, this host has 1"),
         (KnownPeak("bfloat16"), devices("cuda", 1, peak={"float32": 1e12}), "bfloat16"),
