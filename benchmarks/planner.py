@@ -25,11 +25,11 @@ from labkit.measure.virtual.calibration import calibrate, with_measured_costs
 from labkit.measure.virtual.operator_rates import learn_rates
 from labkit.measure.virtual.virtual_step import record_step
 from labkit.models.config import preset
-from labkit.parallel.planning.back_test import back_test, trace_choice
+from labkit.parallel.planning.back_test import back_test
 from labkit.parallel.planning.choices import Choice
 from labkit.parallel.planning.layer_chains import LabChain
 from labkit.parallel.planning.levers import Levers
-from labkit.parallel.planning.plan_training import train_choice
+from labkit.parallel.planning.plan_training import trace_choice, train_choice
 from labkit.parallel.planning.planner import plan
 from labkit.parallel.planning.predictor import predict_training
 from labkit.parallel.sharding.layouts import Layout

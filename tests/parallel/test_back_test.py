@@ -9,7 +9,8 @@ from spawned import run_ranks
 from labkit.devices.inventory import virtual_devices
 from labkit.measure.step_trace import read_traces
 from labkit.models.config import ModelConfig
-from labkit.parallel.planning.back_test import back_test, trace_choice
+from labkit.parallel.planning.back_test import back_test
+from labkit.parallel.planning.plan_training import trace_choice
 from labkit.parallel.planning.planner import plan
 
 CONFIG = ModelConfig(layers=4, width=32, heads=4, context=32)

@@ -4,53 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 
-import torch.distributed as dist
-from torch import Tensor
-
-from labkit.devices.backends import backend
-from labkit.devices.inventory import DeviceSet
-from labkit.measure.step_trace import StepReading, StepTrace, trace_step
-from labkit.parallel.pipelining.losses import LossFunction, token_losses
+from labkit.measure.step_trace import StepReading
 from labkit.parallel.planning.choices import Choice
-from labkit.parallel.planning.plan_training import Model, train_choice
 from labkit.parallel.planning.planner import Plan
 from labkit.parallel.planning.predictor import Prediction
-
-
-def trace_choice(
-    model: Model,
-    choice: Choice,
-    inputs: Tensor,
-    targets: Tensor,
-    *,
-    devices: DeviceSet,
-    loss_fn: LossFunction = token_losses,
-    steps: int = 5,
-) -> StepTrace:
-    """Train one step by a choice to settle, and trace the next; all its ranks call together.
-
-    Args:
-        model: as for `train_choice`.
-        inputs, targets: the whole batch, on every rank.
-        devices: of the ranks.
-        steps: timed calls on real devices.
-
-    Raises:
-        VirtualOutOfMemoryError: a virtual device's memory is exceeded.
-    """
-    device = backend(devices.kind).current_device()
-    training = train_choice(model, choice, device, loss_fn=loss_fn)
-    step = partial(training.step, inputs, targets)
-    step()  # makes the optimizer's state, which is alive from now on
-    return trace_step(
-        step,
-        devices=devices,
-        hold=[training.model, training.optimizer],
-        steps=steps,
-        group=dist.group.WORLD,
-    )
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ from functools import partial
 import torch
 
 from labkit.devices.machines import machine
-from labkit.measure.virtual.virtual_clock import modelled_cost
 from labkit.measure.virtual.virtual_step import record_step
 from labkit.models.config import ModelConfig
 from labkit.models.transformer import Transformer, next_token_loss
@@ -17,7 +16,7 @@ from labkit.parallel.planning.layer_chains import LabChain, LayerChain
 from labkit.parallel.planning.levers import PLAIN, Levers
 from labkit.parallel.planning.memory_plan import DeviceMemory
 from labkit.parallel.planning.optimizer_rehearsal import adamw
-from labkit.parallel.planning.training_step import TrainingStep
+from labkit.parallel.planning.predictor import predict_training
 from labkit.parallel.sharding.layouts import Layout
 
 MOST_ROWS = 1 << 20
@@ -29,7 +28,7 @@ def one_device_memory(
     """What a step of AdamW on one device, its batch in one piece, holds at its largest moment."""
     chain = LabChain(model) if isinstance(model, ModelConfig) else model
     choice = Choice(Layout(microbatches=1), levers=levers)
-    return TrainingStep(chain, choice, machine("lab", 1), rows, modelled_cost, adamw).memory[0]
+    return predict_training(chain, choice, machine("lab", 1), rows).memory[0]
 
 
 def largest_batch(
