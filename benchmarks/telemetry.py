@@ -1,7 +1,12 @@
-"""What telemetry costs: one look at four scripted GPUs, and sampling beside a training run."""
+"""What telemetry costs: one look at four scripted GPUs, and sampling beside a training run.
+
+Sampling is tried at its default rate and at ten times that: each look costs the same, so a tenth of
+what the second one adds says the same as the first, more sharply.
+"""
 
 from __future__ import annotations
 
+import math
 import os
 import statistics
 import sys
@@ -13,7 +18,6 @@ import torch
 
 from labkit.measure.telemetry.cpu_source import ProcessSource
 from labkit.measure.telemetry.nvidia_source import NvidiaSource
-from labkit.measure.telemetry.power_sweep import ratio_interval
 from labkit.measure.telemetry.sampler import DEFAULT_HZ, Sampler
 from labkit.models.config import preset
 from labkit.models.transformer import Transformer, next_token_loss
@@ -22,6 +26,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "fakes"))
 
 LOOKS = 200
 PAIRS, BLOCK_S = 60, 0.5
+RATES_HZ = (DEFAULT_HZ, 10 * DEFAULT_HZ)
 
 
 def look_times_ms(sampler: Sampler) -> list[float]:
@@ -49,21 +54,39 @@ def training_step():
     return step
 
 
+class Timed(Sampler):
+    """Adds up what its own looks take.
+
+    Attributes:
+        looks: how many were taken.
+        looks_cpu_s: CPU time of the thread that looked.
+    """
+
+    looks, looks_cpu_s = 0, 0.0
+
+    def look(self) -> None:
+        began_s = time.thread_time()
+        super().look()
+        self.looks, self.looks_cpu_s = (
+            self.looks + 1,
+            self.looks_cpu_s + time.thread_time() - began_s,
+        )
+
+
 class Block(NamedTuple):
-    """Of one step, in seconds: median on the clock, and mean CPU time of the process."""
+    """Of one step, in seconds: on the clock, and CPU time of the whole process."""
 
     clock_s: float
     cpu_s: float
 
 
 def block(step) -> Block:
-    """Run steps for ``BLOCK_S``."""
-    times, until, cpu_s = [], time.perf_counter() + BLOCK_S, time.process_time()
-    while time.perf_counter() < until:
-        began = time.perf_counter()
+    """Means over ``BLOCK_S`` of steps: a median would leave out the few steps that a look meets."""
+    calls, began_s, cpu_s = 0, time.perf_counter(), time.process_time()
+    while time.perf_counter() < began_s + BLOCK_S:
         step()
-        times.append(time.perf_counter() - began)
-    return Block(statistics.median(times), (time.process_time() - cpu_s) / len(times))
+        calls += 1
+    return Block((time.perf_counter() - began_s) / calls, (time.process_time() - cpu_s) / calls)
 
 
 def sampled_block(step, sampler: Sampler) -> Block:
@@ -75,14 +98,40 @@ def sampled_block(step, sampler: Sampler) -> Block:
         sampler.stop()
 
 
-def compared(name: str, sampled: list[float], plain: list[float]) -> str:
-    """The pairs' ratios in words."""
-    ratio = statistics.median(s / p for s, p in zip(sampled, plain, strict=True))
-    low, high = ratio_interval(sampled, plain)
+def pairs(step, sampler: Sampler) -> list[tuple[Block, Block]]:
+    """Blocks with and without the sampler, in turns, every second pair the other way round."""
+    taken = []
+    for pair in range(PAIRS):
+        if pair % 2:
+            sampled = sampled_block(step, sampler)
+            taken.append((sampled, block(step)))
+        else:
+            plain = block(step)
+            taken.append((sampled_block(step, sampler), plain))
+    return taken
+
+
+def median_interval(values: list[float]) -> tuple[float, float, float]:
+    """Median and its interval at 95 %, whatever the distribution.
+
+    The number of values below the true median is binomial: the interval ends at the order
+    statistics 0.98 * sqrt(n) places from the middle.
+    """
+    ordered, half = sorted(values), 0.98 * math.sqrt(len(values))
+    low = max(0, math.floor(len(values) / 2 - half))
+    high = min(len(values) - 1, math.ceil(len(values) / 2 + half))
+    return statistics.median(values), ordered[low], ordered[high]
+
+
+def compared(name: str, place: int, taken: list[tuple[Block, Block]], hz: float) -> str:
+    """The pairs' ratios in words, as what ``DEFAULT_HZ`` adds."""
+    added = [100 * (sampled[place] / plain[place] - 1) for sampled, plain in taken]
+    median, low, high = (value * DEFAULT_HZ / hz for value in median_interval(added))
+    plain_ms = statistics.median(plain[place] for _, plain in taken) * 1e3
     return (
-        f"{name} {statistics.median(plain) * 1e3:.2f} ms, sampled at {DEFAULT_HZ:g} Hz "
-        f"{100 * (ratio - 1):+.2f} % (median of {len(plain)} pairs; their mean "
-        f"{100 * (low - 1):+.2f} to {100 * (high - 1):+.2f} %, 95 %)"
+        f"{name} {plain_ms:.2f} ms; sampling adds {median:+.2f} %, 95 % of its median "
+        f"{low:+.2f} .. {high:+.2f} % (ratio {1 + median / 100:.4f}, {len(taken)} pairs"
+        + (")" if hz == DEFAULT_HZ else f" at {hz:g} Hz, divided by {hz / DEFAULT_HZ:g})")
     )
 
 
@@ -96,18 +145,18 @@ def main() -> None:
         ninth = statistics.quantiles(times, n=10)[-1]
         median = statistics.median(times)
         print(f"a look at 4 scripted GPUs: median {median:.2f} ms, p90 {ninth:.2f} ms, n={LOOKS}")
-        print(f"so {DEFAULT_HZ:g} looks a second take {median * DEFAULT_HZ / 10:.2f} % of one core")
-
-        step, beside = training_step(), Sampler([NvidiaSource(), ProcessSource([os.getpid()])])
+        step = training_step()
         block(step)
-        plain, sampled = [], []
-        for pair in range(PAIRS):  # in turns, and every second pair the other way round
-            runs = [lambda: plain.append(block(step))]
-            runs.append(lambda: sampled.append(sampled_block(step, beside)))
-            for run in runs if pair % 2 else reversed(runs):
-                run()
-    for place, name in enumerate(("step time", "CPU time of a step")):
-        print(compared(name, [b[place] for b in sampled], [b[place] for b in plain]))
+        for hz in RATES_HZ:
+            beside = Timed([NvidiaSource(), ProcessSource([os.getpid()])], hz)
+            taken = pairs(step, beside)
+            look_ms = beside.looks_cpu_s / beside.looks * 1e3
+            print(
+                f"\n{hz:g} Hz, at 4 GPUs and this process: a look takes {look_ms:.3f} ms of CPU, "
+                f"so {DEFAULT_HZ:g} a second take {look_ms * DEFAULT_HZ / 10:.2f} % of one core"
+            )
+            for place, name in enumerate(("step time", "CPU time of a step")):
+                print(compared(name, place, taken, hz))
 
 
 if __name__ == "__main__":

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import builtins
 import os
 import subprocess
 import sys
 import time
 
+import psutil
 import pytest
 
+from labkit.measure.telemetry import cpu_source
 from labkit.measure.telemetry.cpu_source import ProcessSource, RaplSource
 
 
@@ -28,6 +31,45 @@ def test_a_busy_process_uses_cpu_and_an_ended_one_is_lost():
     sleeper.wait()
     lost = source.read(1)
     assert lost.lost and lost.values == {} and "ended" in lost.reasons["cpu_percent"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_procs_figures_are_psutils_and_an_odd_name_does_not_shift_them():
+    code = "import time; open('/proc/self/comm', 'w').write('a) R 1 (b'); time.sleep(60)"
+    child = subprocess.Popen([sys.executable, "-c", code])
+    until = time.monotonic() + 10
+    while ") R" not in psutil.Process(child.pid).name() and time.monotonic() < until:
+        time.sleep(0.01)
+    cpu_s, resident_bytes = cpu_source._ProcProcess(child.pid).look()
+    others = cpu_source._OtherProcess(child.pid).look()
+    child.kill()
+    child.wait()
+    assert resident_bytes == pytest.approx(others[1], abs=2**20)  # the kernel counts in batches
+    assert cpu_s == pytest.approx(others[0], abs=0.02)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_process_that_nobody_waited_for_has_ended():
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    source = ProcessSource([child.pid])
+    assert not source.read(0).lost
+    child.kill()
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    assert source.read(0).lost
+    child.communicate()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_look_opens_no_file_and_leaves_none_open(tmp_path, monkeypatch):
+    package(tmp_path / "intel-rapl:0", 1)
+    before = len(os.listdir("/proc/self/fd"))
+    sources = [ProcessSource([os.getpid()]), RaplSource(tmp_path)]
+    with monkeypatch.context() as patched:
+        for module, name in ((os, "open"), (builtins, "open")):
+            patched.setattr(module, name, lambda *_, **__: pytest.fail("a look opened a file"))
+        assert all(source.read(0).values for source in sources)
+    del sources
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 def package(folder, energy_uj):
