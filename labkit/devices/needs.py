@@ -91,8 +91,28 @@ class PretrainedModel:
         return why_not_pretrained()
 
 
-Need = Timing | Accelerators | Virtual | KnownPeak | Cores | PretrainedModel
-_KINDS = (Timing, Accelerators, Virtual, KnownPeak, Cores, PretrainedModel)
+@dataclass(frozen=True)
+class EnergyCounters:
+    """``devices`` devices that each counted their energy.
+
+    Args:
+        missing: what was said in place of an energy, ``EnergyReading.reason``; None where all did.
+    """
+
+    devices: int = 1
+    missing: str | None = None
+
+    def refusal(self, found: DeviceSet) -> str | None:
+        """Why ``found`` cannot support the claim; None when it can."""
+        if found.kind == "virtual":
+            return "the energy of a virtual device is not modelled"
+        if found.count < self.devices:
+            return f"needs {self.devices} devices, this run has {found.count}"
+        return self.missing
+
+
+Need = Timing | Accelerators | Virtual | KnownPeak | Cores | PretrainedModel | EnergyCounters
+_KINDS = (Timing, Accelerators, Virtual, KnownPeak, Cores, PretrainedModel, EnergyCounters)
 _TYPES = {kind.__name__: kind for kind in _KINDS}
 
 
