@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from labkit.lab.plots import COLOURS, Picture
+from labkit.lab.plots import Picture
 from labkit.lab.tables import Table
+from labkit.lab.telemetry_axes import LABELS, draw_activity, draw_metric, name_regions, scale
 from labkit.measure.telemetry.metrics import ACTIVITY, METRICS, throttle_reasons
 from labkit.measure.telemetry.telemetry import Telemetry
 from labkit.measure.telemetry.telemetry_regions import by_region
-
-GIB = 1 << 30
-_LABELS = {
-    "compute_percent": "computes",
-    "kernel_active_percent": "a kernel is active",
-    "cpu_percent": "CPU of the process",
-}
-
+from labkit.parallel.placing.placement_view import readable_bytes, readable_seconds
 
 Cell = tuple[str | None, str | None]  # what is shown, or why nothing
 
@@ -41,10 +35,10 @@ def _columns(t: Telemetry) -> dict[str, Callable[[int], Cell]]:
     given = set(t.metrics)
     activities = [name for name in ACTIVITY if name in given] or ["kernel_active_percent"]
     memory = "memory_peak_bytes" if "memory_peak_bytes" in given else "memory_used_bytes"
-    columns = {_LABELS[name]: _cell(t, name, t.mean, "{:.0f} %") for name in activities}
+    columns = {LABELS[name]: _cell(t, name, t.mean, "{:.0f} %") for name in activities}
     if "link_percent" in given:
         columns["link in use"] = _cell(t, "link_percent", t.mean, "{:.0f} %")
-    columns["most memory"] = _cell(t, memory, t.peak, "{:.2f} GiB", GIB)
+    columns["most memory"] = _cell(t, memory, t.peak, readable_bytes)
     columns["power"] = _cell(t, "power_w", t.mean, "{:.0f} W")
     columns["energy"] = _cell(t, "energy_j", t.mean, "{:.1f} J")
     columns["hottest"] = _cell(t, "temperature_c", t.peak, "{:.0f} °C")
@@ -60,13 +54,17 @@ def _columns(t: Telemetry) -> dict[str, Callable[[int], Cell]]:
 
 
 def _cell(
-    t: Telemetry, metric: str, value_of: Callable[[int, str], float | None], form: str, unit=1.0
+    t: Telemetry,
+    metric: str,
+    value_of: Callable[[int, str], float | None],
+    form: str | Callable[[float], str],
+    unit: float = 1.0,
 ) -> Callable[[int], Cell]:
     def show(device: int) -> Cell:
         value = value_of(device, metric)
         if value is None:
             return None, t.reason(device, metric)
-        return form.format(value / unit), None
+        return (form(value) if callable(form) else form.format(value / unit)), None
 
     return show
 
@@ -93,12 +91,12 @@ def region_table(t: Telemetry) -> Table:
     """What each device showed during each kind of region."""
     readings = by_region(t)
     activities = [n for n in ACTIVITY if any(n in r.active_percent for r in readings)]
-    headers = ["device", "during", "ms", "samples", *(_LABELS[n] for n in activities)]
+    headers = ["device", "during", "for", "samples", *(LABELS[n] for n in activities)]
     rows = [
         [
             t.devices[r.device].name,
             r.region,
-            f"{r.seconds * 1e3:.1f}",
+            readable_seconds(r.seconds),
             r.samples,
             *(_percent(r.active_percent.get(name)) for name in activities),
             "null" if r.power_w is None else f"{r.power_w:.0f} W",
@@ -116,17 +114,53 @@ def _percent(value: float | None) -> str:
 def draw_telemetry(t: Telemetry, title: str) -> Picture:
     """A row for each device with its activity and regions, then memory and power of all."""
     panels = [name for name in ("memory_used_bytes", "power_w") if name in t.metrics]
-    shown = len(t.devices)
-    figure = Figure(figsize=(9, 0.8 + 1.1 * shown + 1.3 * len(panels)), layout="constrained")
-    axes = figure.subplots(max(1, shown + len(panels)), sharex=True, squeeze=False)[:, 0]
-    for device in range(shown):
-        _draw_activity(axes[device], t, device)
-    for metric, axis in zip(panels, axes[shown : shown + len(panels)], strict=True):
-        _draw_metric(axis, t, metric)
-    axes[-1].set_xlabel(f"time in {_scale(t)[1]}{_no_power(t)}")
+    figure = Figure(
+        figsize=(9, 0.8 + 1.1 * len(t.devices) + 1.3 * len(panels)), layout="constrained"
+    )
+    num_rows = max(1, len(t.devices) + len(panels))
+    axes = figure.subplots(num_rows, sharex=True, squeeze=False)[:, 0]
+    _draw_rows(figure, list(axes), t, panels)
+    return _finished(figure, axes, t, title)
+
+
+def draw_watched_waterfall(causes: Mapping[str, float], t: Telemetry, title: str) -> Picture:
+    """Where a step's time went, over what each device did meanwhile, on one time axis.
+
+    Args:
+        causes: seconds by cause; each bar starts where the one before it ended, and the last one
+            ends with the step.
+        t: of that step, as ``timeline_telemetry`` gives it or ``Telemetry.join`` completes it.
+    """
+    heights = [0.25 * len(causes) + 0.2, *[1.1] * len(t.devices)]
+    figure = Figure(figsize=(9, 1.0 + sum(heights)), layout="constrained")
+    top, *axes = figure.subplots(len(heights), sharex=True, height_ratios=heights)
+    unit_s, unit = scale(t)
+    reached_s = 0.0
+    for place, seconds in enumerate(causes.values()):
+        colour = "#4c78a8" if not place else "#f58518"
+        top.barh(place, seconds / unit_s, left=reached_s / unit_s, color=colour)
+        reached_s += seconds
+        end = max(reached_s, reached_s - seconds) / unit_s
+        top.text(end, place, f" {seconds / unit_s:.3g} {unit}", va="center", size=8)
+    top.set_yticks(range(len(causes)), list(causes))
+    top.invert_yaxis()
+    _draw_rows(figure, axes, t, [])
+    top.set_xlim(0, 1.1 * max(reached_s, t.seconds) / unit_s)  # room for the last figure
+    return _finished(figure, [top, *axes], t, title)
+
+
+def _draw_rows(figure: Figure, axes: list[Axes], t: Telemetry, panels: Sequence[str]) -> None:
+    for device in range(len(t.devices)):
+        draw_activity(axes[device], t, device)
+    for metric, axis in zip(panels, axes[len(t.devices) :], strict=False):
+        draw_metric(axis, t, metric)
+    name_regions(figure, axes[0], t)
+
+
+def _finished(figure: Figure, axes: Sequence[Axes], t: Telemetry, title: str) -> Picture:
+    axes[-1].set_xlabel(f"time in {scale(t)[1]}{_no_power(t)}")
     provenances = ", ".join(dict.fromkeys(device.provenance for device in t.devices))
     axes[0].set_title(f"{title}   [{provenances}]", size=10)
-    _name_kinds(figure, axes[0], t)
     for axis in axes:
         for side in ("top", "right"):
             axis.spines[side].set_visible(False)
@@ -137,69 +171,6 @@ def _no_power(t: Telemetry) -> str:
     if "power_w" in t.metrics or not t.samples:
         return ""
     return f"   (power is null: {t.reason(0, 'power_w')})"
-
-
-def _name_kinds(figure: Figure, axis: Axes, t: Telemetry) -> None:
-    kinds = dict.fromkeys(span.kind for span in t.spans if span.stream == "compute")
-    handles = [axis.barh(0, 0, color=COLOURS[kind], label=kind) for kind in kinds]
-    if handles:
-        figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), fontsize=8)
-
-
-def _scale(t: Telemetry) -> tuple[float, str]:
-    return (1.0, "s") if t.seconds >= 1 else (1e-3, "ms")
-
-
-def _times(t: Telemetry, series: list[tuple[float, float]]) -> list[float]:
-    unit_s, _ = _scale(t)
-    return [(time_s - _zero(t)) / unit_s for time_s, _ in series]
-
-
-def _zero(t: Telemetry) -> float:
-    starts = [span.start_s for span in t.spans]
-    return min([t.start_s, *starts]) if t.samples else min(starts, default=0.0)
-
-
-def _draw_activity(axis: Axes, t: Telemetry, device: int) -> None:
-    names = [name for name in ACTIVITY if t.series(device, name)]
-    # a meter tells what was before the look, a modelled one what is around it
-    where = "mid" if t.devices[device].provenance.startswith("virtual") else "pre"
-    for name, style in zip(names, ("-", "--", ":"), strict=False):
-        series = t.series(device, name)
-        values = [value for _, value in series]
-        axis.step(_times(t, series), values, style, where=where, label=_LABELS[name], color="k")
-    if names:
-        axis.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False, fontsize=8)
-    else:
-        reason = t.reason(device, _activity_of(t, device)) or "not read"
-        axis.text(0.5, 0.6, f"null: {reason}", transform=axis.transAxes, ha="center", va="center")
-    unit_s, _ = _scale(t)
-    for span in t.spans:
-        if span.rank == device and span.stream == "compute":
-            start = (span.start_s - _zero(t)) / unit_s
-            width = span.duration_s / unit_s
-            axis.barh(-15, width, left=start, height=20, color=COLOURS[span.kind])
-    highest = max((t.peak(device, name) for name in names), default=0)
-    axis.set_ylim(-28, max(108, 1.05 * highest))  # a process on several cores exceeds 100
-    name = t.devices[device].name + ("\n(lost)" if t.lost(device) else "")
-    axis.set_ylabel(f"{name}\n%", rotation=0, ha="right", va="center")
-
-
-def _activity_of(t: Telemetry, device: int) -> str:
-    """Which activity a device of this kind would show."""
-    kinds = {"measured:cpu": "cpu_percent", "measured:cuda": "kernel_active_percent"}
-    return kinds.get(t.devices[device].provenance, ACTIVITY[0])
-
-
-def _draw_metric(axis: Axes, t: Telemetry, metric: str) -> None:
-    unit, name = (GIB, "memory\nGiB") if metric == "memory_used_bytes" else (1, "power\nW")
-    for device, metered in enumerate(t.devices):
-        series = t.series(device, metric)
-        if series:
-            axis.plot(_times(t, series), [v / unit for _, v in series], label=metered.name)
-    axis.set_ylim(bottom=0)
-    axis.set_ylabel(name, rotation=0, ha="right", va="center")
-    axis.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False, fontsize=8)
 
 
 def metrics_table() -> Table:

@@ -7,7 +7,7 @@ ranks found. Real devices are timed, virtual ones recorded and then timed by the
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch.distributed as dist
 
@@ -125,7 +125,10 @@ def read_traces(traces: Mapping[int, StepTrace], devices: DeviceSet) -> StepRead
     peaks = tuple(trace.peak_bytes for trace in ordered)
     if devices.kind == "virtual":
         modelled = machine(devices.machine, len(ordered))
-        timeline = play([trace.recording for trace in ordered], modelled)
+        played = play([trace.recording for trace in ordered], modelled)
+        timeline = replace(
+            played, provenance=devices.provenance
+        )  # as every number of these devices
         return StepReading(timeline, timeline.step_time_s, peaks)
     spans = {trace.rank: trace.spans for trace in ordered}
     times = ordered[0].times  # the same on every rank: the slowest counts

@@ -11,7 +11,7 @@ from labkit.measure.telemetry.telemetry import Telemetry
 from labkit.measure.timeline import COMPUTE_KINDS, Span, merged_intervals
 
 Intervals = list[tuple[float, float]]
-WAITING = "waiting"
+WAITING, OTHER = "waiting", "other work"
 WORTH_NAMING = 1e-3  # of the whole: between any two regions lie some microseconds
 
 
@@ -20,8 +20,9 @@ class RegionReading:
     """What one device showed during one kind of region.
 
     Attributes:
-        region: forward, backward ...; the label of a region of kind compute (prefill, decode);
-            ``waiting`` for the rest between the first start and the last end of all ranks.
+        region: forward, backward ...; the label of a region of kind compute (prefill, decode), and
+            ``other work`` for what none was given; ``waiting`` for the rest between the first start
+            and the last end of all ranks. The last two only where they are worth naming.
         seconds: in all.
         samples: looks that fell into it; means of few samples say little.
         active_percent: mean, by metric of ``ACTIVITY``.
@@ -59,13 +60,17 @@ def _regions(spans: Sequence[Span], rank: int) -> dict[str, Intervals]:
     busy = merged_intervals((s.start_s, s.end_s) for s in own)
     edges = [min(s.start_s for s in spans), *(t for pair in busy for t in pair)]
     edges.append(max(s.end_s for s in spans))
-    gaps = [(a, b) for a, b in zip(edges[::2], edges[1::2], strict=True) if b > a]
-    waits = sum(b - a for a, b in gaps) > WORTH_NAMING * (edges[-1] - edges[0])
-    return regions | ({WAITING: gaps} if waits else {})
+    regions[WAITING] = [(a, b) for a, b in zip(edges[::2], edges[1::2], strict=True) if b > a]
+    least_s = WORTH_NAMING * (edges[-1] - edges[0])
+    return {
+        name: intervals
+        for name, intervals in regions.items()
+        if name not in (WAITING, OTHER) or sum(b - a for a, b in intervals) > least_s
+    }
 
 
 def _name(span: Span) -> str:
-    return span.label if span.kind == "compute" and span.label else span.kind
+    return (span.label or OTHER) if span.kind == "compute" else span.kind
 
 
 def _reading(t: Telemetry, rank: int, region: str, intervals: Intervals) -> RegionReading:
