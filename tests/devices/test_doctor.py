@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from labkit.devices.doctor.doctor import examine, exit_status, report_json, torc
 from labkit.devices.doctor.doctor_checks import FAILURE, OK, UNKNOWN, WARNING, Finding
 from labkit.devices.doctor.doctor_gpus import examine_gpus
 from labkit.devices.doctor.doctor_system import examine_system, numa_node
+from labkit.devices.links.link_copies import DeviceCopies
 from labkit.devices.links.peer_data import examine_peer_data
 from labkit.devices.nvml import physical_gpus
 
@@ -177,19 +179,28 @@ def test_the_numa_node_is_found_by_the_bus_that_nvml_names(tmp_path):
     assert numa_node(tmp_path, "00000000:41:00.0") is None
 
 
-def test_peer_copies_that_arrive_wrong_fail_and_name_the_direction():
-    devices = [torch.device("cpu"), torch.device("cpu")]
-    assert {f.level for f in examine_peer_data(devices)} == {OK}
-
-    def zeros_the_end(source, target):
-        arrived = source.clone()
+class ZeroesTheEnd(DeviceCopies):
+    def _cross(self, sent, target):
+        arrived = sent.clone()
         arrived[-5:] = 0
         return arrived
 
-    found = examine_peer_data(devices, zeros_the_end)
+
+class Hangs(DeviceCopies):
+    def _cross(self, sent, target):
+        time.sleep(1)
+        return sent
+
+
+def test_peer_copies_that_arrive_wrong_or_not_at_all_fail_and_name_the_direction():
+    devices = [torch.device("cpu"), torch.device("cpu")]
+    assert {f.level for f in examine_peer_data(DeviceCopies(devices))} == {OK}
+    found = examine_peer_data(ZeroesTheEnd(devices))
     assert [f.level for f in found] == [FAILURE, FAILURE] and found[1].device == "GPU 1 to 0"
-    assert found[0].found.startswith("15 of ")
-    assert examine_peer_data(devices[:1])[0].level == UNKNOWN
+    assert found[0].found == "5 of 4194304 bytes of transfer 0 arrived wrong"
+    late = examine_peer_data(Hangs(devices), timeout_s=0.1)
+    assert {f.found for f in late} == {"transfer 0 had not arrived after 0.1 s"}
+    assert examine_peer_data(DeviceCopies(devices[:1]))[0].level == UNKNOWN
 
 
 def test_this_machine_is_examined_and_the_report_explains_every_finding(tmp_path):

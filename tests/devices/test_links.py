@@ -14,8 +14,9 @@ from labkit.devices.links.link_check import (
     reliable_transport,
     require_right,
 )
+from labkit.devices.links.link_copies import DeviceCopies, StagedCopies
 from labkit.devices.links.link_transport import GroupTransport, HostStaged
-from labkit.devices.links.links import measure_links, time_collective, time_pairs
+from labkit.devices.links.links import _turns, measure_links, time_collective, time_pairs
 
 CPU = torch.device("cpu")
 SIZES = (4096, 1 << 20)
@@ -51,25 +52,45 @@ class Slow(GroupTransport):
         super().send(tensor, peer)
 
 
+class Disturbed(GroupTransport):
+    """Every third message of rank 0 is 30 ms late."""
+
+    sent = 0
+
+    def send(self, tensor, peer):
+        self.sent += 1
+        if self.rank == 0 and self.sent % 3 == 0:
+            time.sleep(0.03)
+        super().send(tensor, peer)
+
+
 def _measure(rank):
     world = dist.group.WORLD
     pair = dist.new_group([1, 2])
     found = {
-        "pairs": time_pairs(world, CPU, sizes=SIZES, repeats=3),
-        "slow": measure_links(world, CPU, sizes=SIZES, repeats=2, transport=Slow(world, CPU)),
-        "all_reduce": time_collective("all_reduce", world, CPU, sizes=(3 * 4096,), repeats=3),
+        "pairs": time_pairs(world, CPU, sizes=SIZES, rounds=3),
+        "slow": measure_links(world, CPU, sizes=SIZES, rounds=2, transport=Slow(world, CPU)),
+        "disturbed": time_pairs(
+            world, CPU, sizes=SIZES[:1], rounds=3, transport=Disturbed(world, CPU)
+        ),
+        "late": time_pairs(
+            world, CPU, sizes=SIZES[:1], rounds=3, transport=Disturbed(world, CPU), quantile=1
+        ),
+        "all_reduce": time_collective("all_reduce", world, CPU, sizes=(3 * 4096,), rounds=3),
     }
     if rank in (1, 2):
         found["of two"] = [
-            time_collective(kind, pair, CPU, sizes=SIZES, repeats=2)
+            time_collective(kind, pair, CPU, sizes=SIZES, rounds=2)
             for kind in ("all_gather", "reduce_scatter", "broadcast")
         ]
     with pytest.raises(ValueError, match="4096.* positive multiples of 12 bytes"):
         time_collective("all_reduce", world, CPU, sizes=(4096,))
     with pytest.raises(ValueError, match="'gossip' is unknown"):
         time_collective("gossip", world, CPU)
-    with pytest.raises(ValueError, match="repeats=0"):
-        time_pairs(world, CPU, sizes=SIZES, repeats=0)
+    with pytest.raises(ValueError, match="rounds=0"):
+        time_pairs(world, CPU, sizes=SIZES, rounds=0)
+    with pytest.raises(ValueError, match="quantile=2 must lie"):
+        time_collective("all_reduce", world, CPU, sizes=(3 * 4096,), quantile=2)
     return found
 
 
@@ -82,6 +103,16 @@ def test_every_pair_and_collective_is_timed_and_all_ranks_know():
     assert one["of two"] == two["of two"] and len(one["of two"]) == 3
     assert zero["slow"][0, 2].predict_s(4096) > 0.02
     assert all(fit.bandwidth_bytes_per_s < 6e7 for fit in one["slow"].values())
+    # half of 30 ms, in a third of the trips: not in the quartile that counts
+    assert zero["disturbed"][0, 1][0].seconds < 0.015 < zero["late"][0, 1][0].seconds
+
+
+def test_all_sizes_take_turns_in_one_order_that_every_rank_makes_up_alike():
+    turns = list(_turns((4096, 4 << 20), 2))
+    assert turns == list(_turns((4096, 4 << 20), 2))
+    assert sum(counts for place, counts in turns if place == 0) == 2 * 8
+    assert sum(counts for place, counts in turns if place == 1) == 2 * 2
+    assert not any(counts for _, counts in turns[: 9 + 3])  # the first round warms up
 
 
 def _check(rank):
@@ -160,7 +191,6 @@ def test_a_verdict_says_what_is_claimed_and_what_is_so():
 @pytest.mark.gpu
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
 def test_direct_and_staged_copies_between_gpus_arrive():
-    from labkit.devices.links.link_copies import DeviceCopies, StagedCopies
-
-    require_right(check_copies(StagedCopies("cuda")))
-    assert all(d.claimed is not None for d in check_copies(DeviceCopies("cuda")))
+    devices = [torch.device("cuda", i) for i in range(torch.cuda.device_count())]
+    require_right(check_copies(StagedCopies(devices)))
+    assert all(d.claimed is not None for d in check_copies(DeviceCopies(devices)))

@@ -7,6 +7,7 @@ import torch
 
 from labkit.devices.backends import accelerator_kind
 from labkit.devices.inventory import choose_devices
+from labkit.devices.links.link_copies import DeviceCopies
 from labkit.devices.links.peer_data import examine_peer_data
 from labkit.measure.regions import region
 from labkit.measure.telemetry.telemetry import telemetry
@@ -40,4 +41,4 @@ def test_a_busy_gpu_shows_activity_memory_and_energy_by_region():
 @pytest.mark.skipif(CUDA and torch.cuda.device_count() < 2, reason="needs two GPUs")
 def test_copies_between_real_gpus_arrive_right():
     devices = [torch.device("cuda", i) for i in range(torch.cuda.device_count())]
-    assert {finding.level for finding in examine_peer_data(devices)} == {"ok"}
+    assert {finding.level for finding in examine_peer_data(DeviceCopies(devices))} == {"ok"}

@@ -13,6 +13,7 @@ from labkit.devices.backends import accelerator_kind, backend
 from labkit.devices.doctor.doctor_checks import FAILURE, OK, WARNING, Finding
 from labkit.devices.doctor.doctor_gpus import examine_gpus
 from labkit.devices.doctor.doctor_system import examine_system
+from labkit.devices.links.link_copies import DeviceCopies
 from labkit.devices.links.peer_data import examine_peer_data
 from labkit.devices.nvml import physical_gpus
 from labkit.devices.tuning.tuning_manifest import MANIFEST
@@ -36,7 +37,7 @@ def examine(
     findings += [_tuning(manifest), torch_sees(len(found.devices), len(devices))]
     with _load(devices):
         findings += examine_gpus(found, root, own_pids)
-    return findings + (examine_peer_data(devices) if found.devices else [])
+    return findings + (examine_peer_data(DeviceCopies(devices)) if found.devices else [])
 
 
 def exit_status(findings: Iterable[Finding]) -> int:

@@ -66,7 +66,7 @@ def check_copies(
     """Copy between every two devices of this process, both ways, and compare.
 
     Args:
-        copies: ``DeviceCopies("cuda")``, or a stand-in.
+        copies: ``DeviceCopies(devices)``, or a stand-in.
         rounds: transfers in each direction: a first one can be right and a later one wrong.
         timeout_s: for each transfer. One that hangs is left behind in a thread of its own, and
             nothing more is tried between the two.

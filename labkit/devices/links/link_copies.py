@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
 from torch import Tensor
-
-from labkit.devices.backends import backend
 
 
 class Copies(Protocol):
@@ -23,22 +22,22 @@ class Copies(Protocol):
 
 
 class DeviceCopies:
-    """Direct copies between the accelerators that this process sees."""
+    """Direct copies between devices of this process, such as all its accelerators."""
 
-    def __init__(self, kind: str) -> None:
-        self.backend = backend(kind)
-        self.count = self.backend.count()
+    def __init__(self, devices: Sequence[torch.device]) -> None:
+        self.devices = tuple(devices)
+        self.count = len(self.devices)
 
     def claimed(self, source: int, target: int) -> bool | None:
-        ask = getattr(torch.get_device_module(self.backend.kind), "can_device_access_peer", None)
-        return None if ask is None else bool(ask(source, target))
+        module = torch.get_device_module(self.devices[source].type)
+        ask = getattr(module, "can_device_access_peer", None)
+        return None if ask is None else bool(ask(self.devices[source], self.devices[target]))
 
     def copy(self, on_host: Tensor, source: int, target: int) -> Tensor:
-        sent = on_host.to(self.backend.torch_device(source))
-        return self._cross(sent, target).cpu()
+        return self._cross(on_host.to(self.devices[source]), target).cpu()
 
     def _cross(self, sent: Tensor, target: int) -> Tensor:
-        return sent.to(self.backend.torch_device(target))
+        return sent.to(self.devices[target])
 
 
 class StagedCopies(DeviceCopies):
