@@ -125,7 +125,7 @@ def training_snapshot(
     for module in modules:
         named = gradients(module)
         snapshot.update({f"gradient of {name}": value for name, value in named.items()})
-    torch.optim.SGD([p for m in modules for p in m.parameters()], lr=learning_rate).step()
+    torch.optim.SGD(nn.ModuleList(modules).parameters(), lr=learning_rate).step()
     for module in modules:
         for kind, named in [
             ("parameter", module.named_parameters()),

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import pytest
 import torch
 from spawned import run_ranks
 from torch import nn
 
+from labkit.devices.inventory import virtual_devices
 from labkit.devices.machines import machine
-from labkit.measure.virtual.virtual_step import record_step
-from labkit.parallel.parity import compare
 from labkit.parallel.pipelining.stages import Chain
+from labkit.parallel.planning.choices import Choice
 from labkit.parallel.planning.own_model import own_model
-from labkit.parallel.planning.plan_training import train_choice
+from labkit.parallel.planning.own_parity import OwnRun, differences, run_alone, run_choice
+from labkit.parallel.planning.plan_training import trace_choice
 from labkit.parallel.planning.planner import plan
 from labkit.parallel.planning.predictor import predict_training
+from labkit.parallel.sharding.layouts import Layout
+
+DEVICES = virtual_devices("lab", 4)
 
 
 def squared_error(outputs, targets):
@@ -26,7 +28,7 @@ def squared_error(outputs, targets):
 
 def blocks():
     torch.manual_seed(0)
-    widths = [12, 24, 48, 24, 12]
+    widths = [12, 96, 192, 96, 12]
     pairs = zip(widths, widths[1:], strict=False)
     return nn.Sequential(*(nn.Sequential(nn.Linear(a, b), nn.GELU()) for a, b in pairs))
 
@@ -40,38 +42,30 @@ def chain_of(model):
     return own_model(model, *batch(), squared_error)
 
 
-def reference():
-    """Gradients of one device."""
-    whole = Chain(dict(blocks().named_children()))
-    squared_error(whole(batch()[0]), batch()[1]).mean().backward()
-    return {name: p.grad for name, p in whole.named_parameters()}
-
-
 def _run(rank, choices):
-    errors, peaks = [], []
+    runs, peaks = [], []
     for choice in choices:
         chain = chain_of(blocks())
-        training = train_choice(chain.blocks, choice, torch.device("cpu"), loss_fn=squared_error)
-        training.backward(*batch())
-        errors.append(compare(reference(), training.full_gradients()).max_rel_error)
-        training.optimizer.zero_grad()
-        step = partial(training.step, *batch())
-        step()
-        peaks.append(record_step(step, hold=[training.model, training.optimizer]).peak_bytes)
-    return errors, peaks
+        runs.append(run_choice(chain, choice, torch.device("cpu")))
+        trace = trace_choice(chain.blocks, choice, *batch(), devices=DEVICES, loss_fn=squared_error)
+        peaks.append(trace.peak_bytes)
+    return runs, peaks
 
 
-@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("count", [1, 2, 4])
 def test_blocks_of_your_own_are_planned_and_run_like_one_device(count):
     chain, its_machine = chain_of(blocks()), machine("lab", count)
     found = plan(chain, its_machine, batch=8)
-    choices = [p.choice for p in found.ranked if p.choice.layout.ranks == count]
+    choices = [p.choice for p in found.ranked if p.choice.layout.ranks == count][:6]
     assert choices
-    for rank, (errors, peaks) in enumerate(run_ranks(_run, count, choices)):
-        assert max(errors) < 1e-5
-        for choice, peak in zip(choices, peaks, strict=True):
-            predicted = predict_training(chain, choice, its_machine, 8).memory_of(rank)
-            assert predicted.peak_bytes == pytest.approx(peak, rel=0.05), choice
+    by_rank, alone = run_ranks(_run, count, choices), run_alone(chain)
+    for i, choice in enumerate(choices):
+        off = differences(alone, {rank: runs[i] for rank, (runs, _) in enumerate(by_rank)})
+        assert off.keys() == {"loss", "gradient", "parameter", "later losses"}
+        assert max(off.values()) < 1e-5, (choice, off)
+        predicted = predict_training(chain, choice, its_machine, 8)
+        for rank, (_, peaks) in enumerate(by_rank):
+            assert predicted.memory_of(rank).peak_bytes == pytest.approx(peaks[i], rel=0.05), choice
     assert any("your own blocks" in r.reason for r in found.rejected) == (count > 1)
 
 
@@ -153,3 +147,36 @@ def test_a_hugging_face_model_by_path_is_planned_and_equals_its_own_forward(tmp_
     assert found.best.step_time_s > 0
     reasons = [r.reason for r in found.rejected if r.what.startswith("tensor 2")]
     assert "heads=3" in reasons[0] and "tensor sizes 1" in reasons[0]
+
+
+SPLITS = [
+    Choice(Layout(pipeline=2, microbatches=2)),
+    Choice(Layout(pipeline=2, microbatches=4), "interleaved 1F1B"),
+]
+
+
+def _run_tied(rank, folder, ids):
+    chain = own_model(folder, ids, ids)
+    return [run_choice(chain, choice, torch.device("cpu")) for choice in SPLITS]
+
+
+def test_a_hugging_face_model_whose_tied_ends_are_on_two_ranks_trains_like_one_device(tmp_path):
+    _tiny_llama(tie_word_embeddings=True).save_pretrained(tmp_path)
+    ids = torch.randint(32, (4, 16), generator=torch.Generator().manual_seed(2))
+    alone = run_alone(own_model(tmp_path, ids, ids))
+    tied = [name for name in alone.snapshot if name.startswith("parameter head.part.head.1")]
+    assert len(tied) == 1
+    by_rank = run_ranks(_run_tied, 2, tmp_path, ids)
+    for i, choice in enumerate(SPLITS):
+        off = differences(alone, {rank: runs[i] for rank, runs in enumerate(by_rank)})
+        assert max(off.values()) < 1e-5, (choice, off)
+
+
+def test_a_tensor_that_no_rank_holds_is_named():
+    weight = {"loss": torch.tensor(1.0), "gradient of 0.weight": torch.ones(2)}
+    alone, lost = OwnRun(weight, (1.0,)), OwnRun({"loss": weight["loss"]}, (1.0,))
+    with pytest.raises(ValueError, match="1 tensors are on no rank, the first is gradient of 0.w"):
+        differences(alone, {0: lost})
+    wrong = OwnRun(weight | {"gradient of 0.weight": 2 * torch.ones(2)}, (1.5,))
+    off = differences(alone, {0: alone, 1: wrong})
+    assert off == {"loss": 0.0, "gradient": 1.0, "later losses": 0.5}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 
 from labkit.devices.inventory import DeviceSet
@@ -44,6 +44,16 @@ class GenerationPlan:
     ranked: tuple[GenerationWay, ...]
     rejected: tuple[Rejected, ...]
     provenance: str
+
+    def ranked_by(self, goal: str) -> GenerationPlan:
+        """The same ways, the best for another goal first.
+
+        Raises:
+            ValueError: the goal is unknown.
+        """
+        key = _goal(goal)
+        ranked = sorted(self.ranked, key=lambda way: key(way.predicted))
+        return replace(self, ranked=tuple(ranked))
 
     @property
     def best(self) -> GenerationWay:
@@ -103,8 +113,7 @@ def plan_generation(
     Raises:
         ValueError: the goal is unknown, or nothing is known of what the devices cost.
     """
-    if goal not in GOALS:
-        raise ValueError(f"goal={goal!r} is unknown; choose one of {', '.join(GOALS)}")
+    _goal(goal)  # before the work
     machine = machine_of(devices)
     found, rejected = [], []
     sizes = {"rows": rows, "prompt": prompt, "new_tokens": new_tokens}
@@ -121,8 +130,14 @@ def plan_generation(
             rejected.append(Rejected(words or "one device", reason))
             continue
         found.append(GenerationWay(layers_over, tensor, groups, its))
-    found.sort(key=lambda way: GOALS[goal](way.predicted))
-    return GenerationPlan(tuple(found), tuple(rejected), f"predicted:{machine.name}")
+    unsorted = GenerationPlan(tuple(found), tuple(rejected), f"predicted:{machine.name}")
+    return unsorted.ranked_by(goal)
+
+
+def _goal(name: str) -> Callable[[GenerationPrediction], float]:
+    if name not in GOALS:
+        raise ValueError(f"goal={name!r} is unknown; choose one of {', '.join(GOALS)}")
+    return GOALS[name]
 
 
 def _ways(count: int) -> Iterator[tuple[int, int, int]]:

@@ -90,7 +90,7 @@ def predict_generation(
     devices = layers_over * tensor
     its = _Generation(config, machine, rows // groups, prompt, new_tokens, tensor, decode_width)
     stages = even_layers(config.layers, layers_over)
-    passes = [its.step_s(stages, number) for number in range(new_tokens)]
+    passes = its.passes_s(stages, new_tokens)
     ready_s = _play(passes, its.between_s(prompt), its.between_s(1), its.token_s(devices), groups)
     first = tuple(group[0] for group in ready_s)
     gaps = tuple((group[-1] - group[0]) / (new_tokens - 1) for group in ready_s)
@@ -131,10 +131,20 @@ class _Generation:
         self.config, self.machine, self.rows = config, machine, rows
         self.prompt, self.columns = prompt, prompt + new_tokens - 1
         self.tensor, self.width = tensor, decode_width
-        self._events: dict[tuple[int, int, int], tuple[Event, ...]] = {}
+        self._events: dict[tuple[int, bool, bool, int], tuple[Event, ...]] = {}
 
-    def step_s(self, stages: Sequence[range], number: int) -> list[float]:
-        """Seconds of a step on each stage: 0 is the prefill, then one decode for each token."""
+    def passes_s(self, stages: Sequence[range], new_tokens: int) -> list[list[float]]:
+        """Seconds by step and stage: the prefill, then one decode for each token after the first.
+
+        The first and the last decode are rehearsed. An operator's work grows evenly with the tokens
+        in the cache, so the ones between lie on a line.
+        """
+        prefill, first, last = (self._step_s(stages, n) for n in (0, 1, new_tokens - 1))
+        shares = [n / max(1, new_tokens - 2) for n in range(new_tokens - 1)]
+        decodes = [[a + x * (b - a) for a, b in zip(first, last, strict=True)] for x in shares]
+        return [prefill, *decodes]
+
+    def _step_s(self, stages: Sequence[range], number: int) -> list[float]:
         return [self._stage_s(held, number, device) for device, held in enumerate(stages)]
 
     def _stage_s(self, held: range, number: int, device: int) -> float:
@@ -158,7 +168,8 @@ class _Generation:
         )
 
     def _run(self, held: range, number: int) -> tuple[Event, ...]:
-        key = held.start, held.stop, number
+        # layers are alike: only how many there are, and the ends, make a difference
+        key = len(held), held.start == 0, held.stop == self.config.layers, number
         if key not in self._events:
             with FakeTensorMode(), torch.no_grad():
                 part = self._part(held)

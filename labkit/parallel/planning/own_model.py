@@ -63,10 +63,12 @@ def load_causal_model(folder: str | Path) -> nn.Module:
     """
     try:
         from transformers import AutoModelForCausalLM
+        from transformers.utils import logging
     except ImportError as error:
         raise ValueError("a model by path needs transformers; pip install transformers") from error
     if not Path(folder).is_dir():
         raise ValueError(f"{folder} is no folder; give the local folder of a causal model")
+    logging.disable_progress_bar()  # of a file on disk: in a notebook only noise, on every rank
     return AutoModelForCausalLM.from_pretrained(str(folder), local_files_only=True)
 
 

@@ -22,9 +22,15 @@ def test_ways_are_ranked_by_the_goal_and_the_others_have_their_reasons():
     assert {str(way) for way in found.ranked} >= {"one device", "layers over 2", "tensor 2"}
     assert any("heads=2" in r.reason for r in found.rejected if r.what == "tensor 4")
     assert str(found.best) in str(found) and str(found.best) in found._repr_html_()
-    roomiest = plan_generation(CONFIG, machine("lab", 4), goal="largest batch", **SIZES)
+    roomiest = found.ranked_by("largest batch")
     room = [way.predicted.largest_batch for way in roomiest.ranked]
     assert room == sorted(room, reverse=True)
+
+
+def test_a_goal_given_first_or_later_ranks_alike():
+    found = plan_generation(CONFIG, machine("lab", 2), **SIZES)
+    asked = plan_generation(CONFIG, machine("lab", 2), goal="largest batch", **SIZES)
+    assert found.ranked_by("largest batch") == asked != found
 
 
 def test_what_does_not_fit_is_rejected_with_what_does():
