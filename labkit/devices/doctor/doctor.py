@@ -57,7 +57,10 @@ def report_json(findings: Iterable[Finding]) -> dict:
 
 def torch_sees(num_gpus: int, num_devices: int) -> Finding:
     """Whether torch can use the GPUs that the driver knows."""
-    said = f"torch {torch.__version__} can use {num_devices} accelerators of {num_gpus} NVIDIA GPUs"
+    said = f"torch {torch.__version__} can use {num_devices} of {num_gpus} NVIDIA GPUs"
+    if not num_gpus:
+        others = f"{num_devices} other accelerators" if num_devices else "no accelerator here"
+        said = f"torch {torch.__version__}: {others}"
     if num_gpus and not num_devices:
         return Finding("torch", FAILURE, said)
     return Finding("torch", WARNING if num_devices < num_gpus else OK, said)

@@ -60,15 +60,16 @@ def _sli(root: Path) -> Finding:
     joined = [f"/{path.relative_to(root)}" for path in files if JOINED_OPTION.search(_text(path))]
     if joined:
         return Finding("sli", FAILURE, f"switched on in {', '.join(joined)}")
-    return Finding("sli", OK, f"not in any of {len(files)} X configuration files")
+    looked = f"{len(files)} X configuration file{'s' * (len(files) > 1)} looked at"
+    return Finding("sli", OK, f"not switched on: {looked if files else 'no X configuration'}")
 
 
 def _iommu(root: Path) -> Finding:
     units = _names(root / "sys/class/iommu")
     setting = PASS_THROUGH.search(_text(root / "proc/cmdline"))
     if units and not setting:
-        return Finding("iommu", WARNING, f"translates, {len(units)} units, no iommu=pt at boot")
-    return Finding("iommu", OK, setting[0] if setting else "no unit is active")
+        return Finding("iommu", WARNING, "it translates addresses: iommu=pt was not set at boot")
+    return Finding("iommu", OK, setting[0] if setting else "none is active")
 
 
 def _acs(root: Path) -> Finding:
@@ -80,10 +81,18 @@ def _acs(root: Path) -> Finding:
     controls = {folder.name: _acs_control(folder / "config") for folder in bridges}
     on = [name for name, control in controls.items() if control]
     if on:
-        return Finding("acs", WARNING, f"on at {len(on)} of {len(bridges)} bridges: {on[0]} ...")
+        more = ", ..." if len(on) > 1 else ""
+        said = f"on at {len(on)} of {_bridges(len(bridges))}: {on[0]}{more}"
+        return Finding("acs", WARNING, said)
+    if not bridges:
+        return Finding("acs", OK, "the system shows no PCI bridge that could have it")
     if None in controls.values():
         return Finding("acs", UNKNOWN, "the bridges' configuration needs root to be read")
-    return Finding("acs", OK, f"off at all {len(bridges)} bridges")
+    return Finding("acs", OK, f"off at {_bridges(len(bridges))}")
+
+
+def _bridges(count: int) -> str:
+    return f"{count} PCI bridges" if count > 1 else "the one PCI bridge"
 
 
 def _acs_control(path: Path) -> int | None:
