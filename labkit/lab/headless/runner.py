@@ -14,6 +14,7 @@ from labkit.lab.headless.execution import Execution
 from labkit.lab.headless.outcome import Outcome, table
 from labkit.lab.headless.progress import Progress
 from labkit.lab.headless.state import RunState, only_run
+from labkit.models.config import PRESETS
 
 
 @dataclass(frozen=True)
@@ -45,10 +46,19 @@ class Settings:
         for name in ("cell_timeout_s", "notebook_timeout_s", "grace_s", "margin_s"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name}={getattr(self, name)} must be above 0")
+        if self.preset not in PRESETS:
+            raise ValueError(
+                f"PRESET={self.preset!r} is unknown: choose one of {', '.join(PRESETS)}, "
+                "such as PRESET=tiny"
+            )
 
     @property
     def run(self) -> Path:
         return self.build.resolve() / f"{self.preset}-{self.devices}"
+
+    def series(self) -> list[Path]:
+        """All notebooks, in order."""
+        return sorted(self.notebooks.resolve().glob("[0-9]*.ipynb"))
 
     def chosen(self) -> list[Path]:
         """The notebooks to run, in order.
@@ -56,7 +66,7 @@ class Settings:
         Raises:
             ValueError: there are none, or ``only`` names one that does not exist.
         """
-        there = sorted(self.notebooks.resolve().glob("[0-9]*.ipynb"))
+        there = self.series()
         if not there:
             raise ValueError(f"no notebook [0-9]*.ipynb in {self.notebooks}")
         unknown = [name for name in self.only if not any(_named(p, name) for p in there)]
@@ -108,7 +118,7 @@ def execute(settings: Settings, out: TextIO = sys.stdout) -> int:
     settings.run.mkdir(parents=True, exist_ok=True)
     with Stop() as stop, only_run(settings.run):
         outcomes = _run_all(settings, chosen, stop, out)
-    print(table(outcomes), file=out, flush=True)
+    print(table(outcomes, of_series=len(settings.series())), file=out, flush=True)
     print(f"executed notebooks, pages and results: {settings.run}", file=out, flush=True)
     if stop.signal:
         again = "runs them again" if settings.only else "resumes"

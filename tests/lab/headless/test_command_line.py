@@ -38,16 +38,23 @@ def test_a_report_without_results_says_what_to_run(series, capsys):
 def test_only_takes_its_names_together_or_apart(monkeypatch, series):
     seen = []
     monkeypatch.setattr("labkit.lab.headless.runner.execute", lambda s: seen.append(s.only) or 0)
-    for words in (["12 13"], ["12", "13"]):
+    for words in (["12 13"], ["12", "13"], ["12,13"], ["12, 13"], ["12,", "13"]):
         assert command_line.main([*arguments(series), "--only", *words]) == 0
-    assert seen == [("12", "13"), ("12", "13")]
+    assert seen == [("12", "13")] * 5
 
 
-@pytest.mark.parametrize("words", [["--preset", "huge"], ["--unknown"]])
-def test_an_option_that_means_nothing_is_refused(series, words):
+def test_an_option_that_means_nothing_is_refused(series):
     with pytest.raises(SystemExit) as error:
-        command_line.main([*arguments(series), *words])
+        command_line.main([*arguments(series), "--unknown"])
     assert error.value.code == 2
+
+
+def test_an_unknown_preset_is_one_sentence_with_the_choices_and_no_usage(series, capsys):
+    series.add("01_first", "1")
+    assert command_line.main([*arguments(series), "--preset", "big"]) == 2
+    error = capsys.readouterr().err
+    assert "PRESET='big' is unknown: choose one of tiny, workshop, workstation" in error
+    assert "usage" not in error and error.count("\n") == 1 and not series.build.exists()
 
 
 def arguments(series):

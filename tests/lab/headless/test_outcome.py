@@ -11,7 +11,7 @@ def test_the_table_has_a_row_for_each_notebook_then_refusals_failures_and_totals
         Outcome("03_c", "failed", "ValueError: no", 2, 5, Gate(missing=["w"]), 1.0),
         Outcome("04_d", "not run"),
     ]
-    assert table(outcomes) == (
+    assert table(outcomes, of_series=4) == (
         "notebook  verdict        cells  passed  refused  failed  missing  seconds\n"
         "--------  -------------  -----  ------  -------  ------  -------  -------\n"
         "01_a      passed           9/9       2        1       0        0      3.2\n"
@@ -22,6 +22,11 @@ def test_the_table_has_a_row_for_each_notebook_then_refusals_failures_and_totals
         "failed  03_c: ValueError: no\n"
         "2 of 4 notebooks passed; claims: 2 passed, 1 refused, 0 failed, 1 missing"
     )
+
+
+def test_where_not_all_ran_the_last_line_says_which():
+    last = table([Outcome("01_a"), Outcome("11_b", "failed")], of_series=16).splitlines()[-1]
+    assert last.startswith("1 of 2 chosen of 16 notebooks passed (01_a, 11_b); claims: ")
 
 
 def test_the_first_reason_to_fail_stands():
