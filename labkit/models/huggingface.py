@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from labkit.models.decoder import Decoder, DecoderShape, attend, heads
 from labkit.models.kv_cache import Step
+from labkit.models.seeds import named_generator
 
 LLAMA_FAMILY = ("llama", "mistral", "qwen2")
 FAMILIES = (*LLAMA_FAMILY, "gpt2")
@@ -34,6 +35,53 @@ def check_family(config: object) -> None:
             f"model_type={config.model_type!r} is not supported; those that are: "
             f"{', '.join(FAMILIES)}"
         )
+
+
+def random_model(
+    family: str,
+    *,
+    layers: int = 4,
+    width: int = 32,
+    heads: int = 4,
+    kv_heads: int = 2,
+    hidden: int = 48,
+    vocabulary: int = 50,
+    context: int = 32,
+    seed: int = 0,
+    **settings: object,
+) -> nn.Module:
+    """An untrained causal model of ``transformers``, to try with what holds for trained ones.
+
+    Its weights are large enough for every part of it, norms and biases too, to show in the logits.
+
+    Args:
+        family: a ``model_type``, such as one of ``FAMILIES``.
+        kv_heads: means nothing to ``gpt2``, where each head has its own.
+        settings: of the family's configuration.
+
+    Raises:
+        ValueError: ``transformers`` does not know the family.
+    """
+    import transformers
+
+    config = transformers.AutoConfig.for_model(
+        family,
+        vocab_size=vocabulary,
+        hidden_size=width,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        max_position_embeddings=context,
+        **{"n_inner" if family == "gpt2" else "intermediate_size": hidden},
+        **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id")),
+        **settings,
+    )
+    model = transformers.AutoModelForCausalLM.from_config(config).eval()
+    generator = named_generator(family, seed)
+    for parameter in model.parameters():
+        mean = 1.0 if parameter.dim() == 1 else 0.0
+        nn.init.normal_(parameter, mean, width**-0.5, generator=generator)
+    return model
 
 
 class LlamaDecoder(Decoder):

@@ -7,10 +7,10 @@ loads, and what to install or name when something is missing.
 from __future__ import annotations
 
 import importlib.util
-import io
 from collections.abc import Sequence
-from contextlib import contextmanager, redirect_stderr
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -144,15 +144,18 @@ def _where(file: Path) -> tuple[Path, dict[str, str]]:
 def _quiet():
     """Without progress bars, which would fill a notebook's output.
 
-    The bar of the GGUF reader knows no switch: so what is written to stderr meanwhile is dropped.
+    ``transformers`` has a switch for its own; the GGUF reader's bar knows none, so the reader is
+    given one that is switched off.
     """
+    from transformers import modeling_gguf_pytorch_utils as gguf_reader
     from transformers.utils import logging
 
-    was_shown = logging.is_progress_bar_enabled()
+    was_shown, bar = logging.is_progress_bar_enabled(), gguf_reader.tqdm
     logging.disable_progress_bar()
+    gguf_reader.tqdm = partial(bar, disable=True)
     try:
-        with redirect_stderr(io.StringIO()):
-            yield
+        yield
     finally:
+        gguf_reader.tqdm = bar
         if was_shown:
             logging.enable_progress_bar()

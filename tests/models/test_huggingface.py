@@ -5,40 +5,17 @@ from __future__ import annotations
 import pytest
 import torch
 
-from labkit.models.huggingface import huggingface_decoder
+from labkit.models.huggingface import FAMILIES, huggingface_decoder, random_model
 from labkit.models.kv_cache import decode, prefill
 
 transformers = pytest.importorskip(
     "transformers", reason="needs the extra: pip install '.[pretrained]'"
 )
 CPU = torch.device("cpu")
-ROTARY = dict(
-    vocab_size=50,
-    hidden_size=32,
-    intermediate_size=48,
-    num_hidden_layers=3,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    max_position_embeddings=32,
-)
-LEARNED = dict(
-    vocab_size=50, n_embd=32, n_layer=3, n_head=4, n_positions=32, bos_token_id=0, eos_token_id=0
-)
-
-
-def random_model(family: str, **changes):
-    """A small model with weights large enough for every part of it to show in the logits."""
-    sizes = LEARNED if family == "gpt2" else ROTARY
-    config = transformers.AutoConfig.for_model(family, **{**sizes, **changes})
-    torch.manual_seed(0)
-    model = transformers.AutoModelForCausalLM.from_config(config).eval()
-    for parameter in model.parameters():
-        torch.nn.init.normal_(parameter, 1.0 if parameter.dim() == 1 else 0.0, 0.2)
-    return model
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "gpt2"])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_each_family_gives_its_own_logits_for_a_batch_of_unequal_prompts(family):
     model = random_model(family)
     decoder = huggingface_decoder(model)
@@ -61,11 +38,8 @@ def check(model, prompts, logits_BV):
 
 
 def test_another_family_is_refused_with_those_there_are():
-    config = transformers.AutoConfig.for_model(
-        "gpt_neox", vocab_size=20, hidden_size=8, num_hidden_layers=1, num_attention_heads=2
-    )
     with pytest.raises(ValueError, match="model_type='gpt_neox' .* llama, mistral, qwen2, gpt2"):
-        huggingface_decoder(transformers.AutoModelForCausalLM.from_config(config))
+        huggingface_decoder(random_model("gpt_neox"))
 
 
 def test_a_setting_that_is_not_followed_is_refused():

@@ -1,4 +1,4 @@
-"""Which device runs which layers when a model only generates: our placement, and Accelerate's.
+"""Which device runs which layers when a model only generates.
 
 ``place`` weighs layers by FLOPs; a decode step is bound by bytes. So a layer's work is stated here
 as the picoseconds that its step takes, and a device's rate as picoseconds per second.
@@ -6,21 +6,17 @@ as the picoseconds that its step takes, and a device's rate as picoseconds per s
 
 from __future__ import annotations
 
-import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from statistics import median
 
 import torch
-from torch import nn
 
 from labkit.devices.profiles import Profile
 from labkit.measure.virtual.recorder import Recorder
 from labkit.measure.virtual.virtual_clock import modelled_cost
 from labkit.models.decoder import Decoder
 from labkit.models.kv_cache import decode, prefill
-from labkit.parallel.generation.runners import check_cover
 from labkit.parallel.placing.costs import LayerCost
 from labkit.parallel.placing.placement import place
 from labkit.parallel.placing.placement_plan import Placement, PlacementDevice
@@ -62,6 +58,7 @@ def inference_costs(
     columns: int,
     prompt: int | None = None,
     profile: Profile | None = None,
+    decode_width: float = 1.0,
 ) -> list[LayerCost]:
     """What each layer takes and holds; the embedding counts with the first, the head with the last.
 
@@ -72,8 +69,10 @@ def inference_costs(
         rows, columns: sequences of a group, and tokens of each that the cache has room for.
         prompt: the step is a prefill of so many tokens; None for the last decode step.
         profile: models the time; None measures this process's CPU seconds.
+        decode_width: how much wider the model of a modelled decode step is (``widened``).
     """
-    stopwatch = _cpu_seconds if profile is None else _modelled_seconds(profile)
+    wider = decode_width if prompt is None else 1.0
+    stopwatch = _cpu_seconds if profile is None else _modelled_seconds(profile, wider)
     costs = []
     for number in decoder.held:
         part = decoder.part(range(number, number + 1))
@@ -121,76 +120,15 @@ def _cpu_seconds(step: Callable[[], object], times: int = 9) -> float:
     return median(seconds)
 
 
-def _modelled_seconds(profile: Profile) -> Stopwatch:
+def _modelled_seconds(profile: Profile, wider: float) -> Stopwatch:
     def seconds(step: Callable[[], object]) -> float:
         recorder = Recorder()
         with recorder:
             step()
-        return sum(modelled_cost(event, profile) for event in recorder.take().events)
+        events = recorder.take().events
+        return sum(
+            modelled_cost(event._replace(num_bytes=int(event.num_bytes * wider)), profile)
+            for event in events
+        )
 
     return seconds
-
-
-def accelerate_layers(model: nn.Module, num_devices: int, *, memory_bytes: int) -> list[range]:
-    """The layers that Accelerate's ``device_map="auto"`` puts on each device, by bytes of weights.
-
-    Args:
-        model: a ``transformers`` causal model.
-        memory_bytes: that each device offers; Accelerate balances below it.
-
-    Returns:
-        One range per device, empty ones included.
-
-    Raises:
-        ValueError: it would leave layers on the host.
-    """
-    from accelerate import infer_auto_device_map
-    from accelerate.utils import get_balanced_memory
-
-    keep_whole = list(model._no_split_modules)
-    offered = dict.fromkeys(range(num_devices), memory_bytes)
-    with _quiet("accelerate.utils.modeling"):  # it warns of devices that this machine lacks
-        budget = get_balanced_memory(model, offered, no_split_module_classes=keep_whole)
-        found = infer_auto_device_map(model, budget, no_split_module_classes=keep_whole)
-    inner = model.get_submodule(
-        "transformer.h" if hasattr(model, "transformer") else "model.layers"
-    )
-    layer_name = {id(layer): name for name, layer in model.named_modules()}
-    where = [_device_of(layer_name[id(layer)], found) for layer in inner]
-    if any(not isinstance(device, int) for device in where):
-        raise ValueError(
-            f"{memory_bytes} bytes on each of {num_devices} devices leave layers on the host; "
-            "offer more"
-        )
-    edges = [sum(device < i for device in where) for i in range(num_devices + 1)]
-    return [range(a, b) for a, b in zip(edges, edges[1:], strict=False)]
-
-
-@contextmanager
-def _quiet(logger: str) -> Iterator[None]:
-    log = logging.getLogger(logger)
-    level = log.level
-    log.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        log.setLevel(level)
-
-
-def _device_of(name: str, device_map: dict) -> object:
-    """The entry for a module or for the module that holds it."""
-    while name not in device_map:
-        name = name.rpartition(".")[0]
-    return device_map[name]
-
-
-def slowest_ratio(layers: Sequence[range], placement: Placement) -> float:
-    """The slowest device's time with ``layers`` over the placement's; 1 is as good.
-
-    Raises:
-        ValueError: ``layers`` do not cover the model in order.
-    """
-    held = [part for part in layers if part]
-    check_cover(held, len(placement.costs), len(held))
-    work = [sum(placement.costs[i].forward_flops for i in part) / PICOSECONDS for part in held]
-    return max(work) / placement.slowest_stage_s

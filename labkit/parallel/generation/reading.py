@@ -1,4 +1,4 @@
-"""Read what the ranks found when they traced one ``generate``: timeline, waits, memory."""
+"""Read what the ranks found when they traced one ``generate``: tokens, timeline, waits, memory."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 
 from labkit.devices.inventory import DeviceSet
 from labkit.devices.machines import LAB_WIDTH
-from labkit.measure.step_trace import StepTrace, read_traces
+from labkit.measure.step_trace import read_traces
 from labkit.measure.timeline import Timeline
 from labkit.measure.virtual.recording import Recording
-from labkit.parallel.generation.generate import Generated
+from labkit.parallel.generation.generation_trace import GenerationTrace
 from labkit.parallel.generation.times import GenerationTimes, timeline_times
 
 
@@ -19,30 +19,31 @@ class GenerationReading:
     """One ``generate`` on all devices.
 
     Attributes:
+        tokens: new ids of each prompt, the same on every rank.
         times: of the timeline.
         peak_bytes: by rank; None where nobody counts.
     """
 
+    tokens: tuple[tuple[int, ...], ...]
     timeline: Timeline
     times: GenerationTimes
     peak_bytes: tuple[int | None, ...]
 
 
-def read_generation(
-    traces: Mapping[int, StepTrace], made: Generated, devices: DeviceSet
-) -> GenerationReading:
-    """Join the traces of all ranks that ``trace_step`` took of ``generate``.
+def read_generation(found: Mapping[int, GenerationTrace], devices: DeviceSet) -> GenerationReading:
+    """Join what all ranks found in ``trace_generation``.
 
     Args:
-        traces: by rank.
-        made: what any of them generated.
-        devices: as in ``trace_step``. Recordings for the machine ``lab`` are widened.
+        found: by rank.
+        devices: as in ``trace_generation``. Recordings for the machine ``lab`` are widened.
     """
+    steps = {rank: its.step for rank, its in found.items()}
     if devices.machine == "lab":
-        traces = {rank: replace(t, recording=widened(t.recording)) for rank, t in traces.items()}
-    reading = read_traces(traces, devices)
+        steps = {rank: replace(t, recording=widened(t.recording)) for rank, t in steps.items()}
+    reading = read_traces(steps, devices)
+    made = next(iter(found.values())).made
     return GenerationReading(
-        reading.timeline, timeline_times(reading.timeline, made), reading.peak_bytes
+        made.tokens, reading.timeline, timeline_times(reading.timeline, made), reading.peak_bytes
     )
 
 

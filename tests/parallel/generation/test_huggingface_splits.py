@@ -3,49 +3,21 @@
 from __future__ import annotations
 
 import pytest
-import torch
 from spawned import run_ranks
 
-from labkit.models.huggingface import huggingface_decoder
+from labkit.models.huggingface import FAMILIES, huggingface_decoder, random_model
 from labkit.parallel.generation.generate import generate
 from labkit.parallel.generation.rank_runners import LayersOnRanks, TensorOnRanks
 from labkit.parallel.generation.runners import OneDevice, even_layers
 from labkit.parallel.generation.sampling import GREEDY, Sampling
 from labkit.parallel.generation.tensor_shards import shard_decoder
 
-transformers = pytest.importorskip(
-    "transformers", reason="needs the extra: pip install '.[pretrained]'"
-)
-FAMILIES = ("llama", "mistral", "qwen2", "gpt2")
+pytest.importorskip("transformers", reason="needs the extra: pip install '.[pretrained]'")
 PROMPTS = [(1, 2, 3, 4), (5, 6), (7, 8, 9)]
 
 
 def decoder_of(family: str):
-    sizes = dict(
-        vocab_size=50,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=32,
-    )
-    if family == "gpt2":
-        sizes = dict(
-            vocab_size=50,
-            n_embd=32,
-            n_layer=4,
-            n_head=4,
-            n_positions=32,
-            bos_token_id=0,
-            eos_token_id=0,
-        )
-    torch.manual_seed(0)
-    config = transformers.AutoConfig.for_model(family, **sizes)
-    model = transformers.AutoModelForCausalLM.from_config(config).eval()
-    for parameter in model.parameters():
-        torch.nn.init.normal_(parameter, 1.0 if parameter.dim() == 1 else 0.0, 0.2)
-    return huggingface_decoder(model)
+    return huggingface_decoder(random_model(family))
 
 
 def tokens(runner, groups: int = 1):

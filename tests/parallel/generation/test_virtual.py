@@ -9,13 +9,13 @@ from spawned import run_ranks
 
 from labkit.devices.inventory import virtual_devices
 from labkit.devices.machines import machine
-from labkit.measure.step_trace import trace_step
 from labkit.measure.virtual.virtual_clock import play
 from labkit.measure.virtual.virtual_step import record_step
 from labkit.models.config import ModelConfig
 from labkit.models.decoder import LabDecoder
 from labkit.models.transformer import Transformer
 from labkit.parallel.generation.generate import generate
+from labkit.parallel.generation.generation_trace import trace_generation
 from labkit.parallel.generation.rank_runners import LayersOnRanks, TensorOnRanks
 from labkit.parallel.generation.reading import read_generation, widened
 from labkit.parallel.generation.runners import OneDevice, even_layers
@@ -91,13 +91,34 @@ def test_splits_behave_as_on_cards(ranks):
 
 
 def test_a_traced_generate_is_read_with_decode_steps_as_wide_as_the_lab_machine_means():
-    devices = virtual_devices("lab", 1)
-    runner, made = OneDevice(LabDecoder(Transformer(CONFIG))), []
-    trace = trace_step(
-        lambda: made.append(generate(runner, prompts(2), new_tokens=NEW)), devices=devices
-    )
-    reading = read_generation({0: trace}, made[-1], devices)
+    devices, decoder = virtual_devices("lab", 1), LabDecoder(Transformer(CONFIG))
+    found = {0: trace_generation(decoder, prompts(2), new_tokens=NEW, devices=devices)}
+    reading = read_generation(found, devices)
     assert reading.times == one_device_times(2)
-    assert reading.peak_bytes[0] > runner.decoder.parameter_bytes
-    plain = play([trace.recording], machine("lab", 1))
-    assert timeline_times(plain, made[-1]).per_token_s < reading.times.per_token_s
+    assert reading.peak_bytes[0] > decoder.parameter_bytes
+    plain = play([found[0].step.recording], machine("lab", 1))
+    assert timeline_times(plain, found[0].made).per_token_s < reading.times.per_token_s
+
+
+def traced_ways(rank: int, size: int):
+    devices, decoder = virtual_devices("lab", size), LabDecoder(Transformer(CONFIG))
+    ways = {"layers": {}, "pipelined": {"groups": size}, "tensor": {"tensor": True}}
+    return {
+        way: trace_generation(decoder, prompts(4), new_tokens=NEW, devices=devices, **settings)
+        for way, settings in ways.items()
+    }
+
+
+def test_traces_of_every_way_give_the_same_tokens_and_leave_the_model_whole():
+    per_rank, devices = run_ranks(traced_ways, 2, 2), virtual_devices("lab", 2)
+    readings = {
+        way: read_generation({r: found[way] for r, found in enumerate(per_rank)}, devices)
+        for way in per_rank[0]
+    }
+    alone, _ = recorded(OneDevice(LabDecoder(Transformer(CONFIG))), 4)
+    expected = generate(
+        OneDevice(LabDecoder(Transformer(CONFIG))), prompts(4), new_tokens=NEW
+    ).tokens
+    assert [reading.tokens for reading in readings.values()] == [expected] * 3
+    assert all(max(r.peak_bytes) < alone.peak_bytes for r in readings.values())
+    assert len(readings["pipelined"].times.first_token_s) == 2
