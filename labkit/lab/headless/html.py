@@ -9,14 +9,26 @@ from nbconvert import HTMLExporter
 from nbformat import NotebookNode
 from nbformat.sign import NotebookNotary
 
+# Jupyter's own page loads require.js, MathJax, Mermaid and the widgets' renderer from other servers.
+# No notebook here needs them: formulas are plain text, and beside each widget stands its picture.
+_LOADS_NOTHING = "{% extends 'lab/index.html.j2' %}" + "".join(
+    f"{{% block {name} %}}{{% endblock %}}"
+    for name in (
+        "html_head_js_requirejs",
+        "jupyter_widgets",
+        "html_head_js_mathjax",
+        "html_head_js_mermaidjs",
+    )
+)
+
 
 def write_html(notebook: NotebookNode, folder: Path, target: Path) -> None:
-    """Write ``notebook`` as a page that holds its own pictures and needs no network to be made.
+    """Write ``notebook`` as a page that holds its own pictures and loads nothing.
 
     Args:
         folder: where the notebook's relative links to pictures start.
     """
-    exporter = HTMLExporter(template_name="lab", embed_images=True)
+    exporter = HTMLExporter(template_name="lab", raw_template=_LOADS_NOTHING, embed_images=True)
     page, _ = exporter.from_notebook_node(
         notebook, resources={"metadata": {"name": target.stem, "path": str(folder)}}
     )
