@@ -9,8 +9,8 @@ from nbconvert import HTMLExporter
 from nbformat import NotebookNode
 from nbformat.sign import NotebookNotary
 
-# Jupyter's own page loads require.js, MathJax, Mermaid and the widgets' renderer from other servers.
-# No notebook here needs them: formulas are plain text, and beside each widget stands its picture.
+# Jupyter's own page loads require.js, MathJax, Mermaid and the renderer of widgets from other
+# servers. No notebook here needs them: formulas are text, and beside each widget is its picture.
 _LOADS_NOTHING = "{% extends 'lab/index.html.j2' %}" + "".join(
     f"{{% block {name} %}}{{% endblock %}}"
     for name in (
