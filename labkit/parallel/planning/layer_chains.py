@@ -9,21 +9,58 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from typing import Any, NamedTuple, TypeVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.device_mesh import DeviceMesh
 
 from labkit.models.config import ModelConfig
 from labkit.models.transformer import Block, Embed, Head, next_token_loss
 from labkit.parallel.pipelining.losses import BatchLoss, LossFunction, token_losses
 from labkit.parallel.pipelining.stages import layer_names
-from labkit.parallel.planning.layer_rehearsal import LayerProfile, MakeInput, rehearse_layer
+from labkit.parallel.planning.layer_rehearsal import (
+    LayerProfile,
+    MakeInput,
+    SplitBackward,
+    rehearse_layer,
+    rehearse_split,
+)
 from labkit.parallel.planning.levers import Levers
+from labkit.parallel.planning.pretended_ranks import pretended_mesh
+from labkit.parallel.sharding.layouts import Layout
+from labkit.parallel.sharding.tensor_parallel import tensor_parallel
 
 Loss = Callable[[Tensor], Tensor]
+T = TypeVar("T")
 INDEX_BYTES = 8
+_LAYERS = {"embed": Embed, "block": Block, "head": Head}
+
+
+class Division(NamedTuple):
+    """How tensor-parallel ranks share a layer; the fields are a `Layout`'s."""
+
+    tensor: int = 1
+    style: str = "hand"
+    sequence: bool = False
+
+    @staticmethod
+    def of(layout: Layout) -> Division:
+        return Division(layout.tensor, layout.style, layout.sequence)
+
+
+UNDIVIDED = Division()
+
+
+class _OneBlock(nn.Module):
+    """What `tensor_parallel` divides, of one block."""
+
+    def __init__(self, config: ModelConfig, embed: Embed, block: Block, head: Head) -> None:
+        super().__init__()
+        self.config, self.embed, self.head = config, embed, head
+        self.layers = nn.ModuleDict({"0": block})
 
 
 class LayerChain(ABC):
@@ -44,38 +81,95 @@ class LayerChain(ABC):
     batch_dependent: tuple[str, ...] = ()
 
     def __init__(self) -> None:
-        self._profiles: dict[tuple, LayerProfile] = {}
+        self._outcomes: dict[tuple, Any] = {}
 
     @property
     def is_end(self) -> tuple[bool, ...]:
         """Which layers are not checkpointed: the first and the last."""
         return tuple(i in (0, len(self.names) - 1) for i in range(len(self.names)))
 
-    def profile(self, layer: int, rows: int, levers: Levers, t: int, whole: bool) -> LayerProfile:
+    def profile(
+        self, layer: int, rows: int, levers: Levers, division: Division, whole: bool
+    ) -> LayerProfile:
         """Rehearse a layer, or remember how it went.
 
         Args:
             rows: of a microbatch.
-            t: tensor-parallel ranks that share the layer.
+            division: over the tensor-parallel ranks that share the layer.
             whole: the loss is one device's, that of the whole batch in one piece.
         """
+        return self._rehearsed(rehearse_layer, layer, rows, levers, division, whole)
+
+    def split_backward(self, layer: int, rows: int, levers: Levers) -> SplitBackward:
+        """Rehearse the halves of a backward, or remember them; of an undivided layer."""
+        return self._rehearsed(rehearse_split, layer, rows, levers, UNDIVIDED, False)
+
+    def remembered(self, key: tuple, rehearse: Callable[[], T]) -> T:
+        """The outcome of a rehearsal, which is held once for each key."""
+        if key not in self._outcomes:
+            self._outcomes[key] = rehearse()
+        return self._outcomes[key]
+
+    def _rehearsed(
+        self,
+        rehearse: Callable[..., T],
+        layer: int,
+        rows: int,
+        levers: Levers,
+        division: Division,
+        whole: bool,
+    ) -> T:
         last = layer == len(self.names) - 1
-        key = (self.kinds[layer], layer == 0, last, rows, levers, t, whole and last)
-        if key not in self._profiles:
-            with FakeTensorMode() as mode:
-                module = self.fake_layer(layer, t, mode)
-                levers.apply(*(([module], []) if self.is_end[layer] else ([], [module])))
+        kind = (rehearse, self.kinds[layer], layer == 0, last)
+
+        def run() -> T:
+            with ExitStack() as stack:
+                mesh = None
+                if division.tensor > 1:
+                    mesh = stack.enter_context(pretended_mesh(1, division.tensor))["tensor"]
+                mode = FakeTensorMode()
+                module = self.divided_layer(layer, division, mesh, levers, mode)
+                stack.enter_context(mode)
                 loss = self.loss(rows, whole, mode) if last else None
-                make = self.input_of(layer, rows, mode)
-                self._profiles[key] = rehearse_layer(module, make, loss)
-        return self._profiles[key]
+                return rehearse(module, self.input_of(layer, rows, division), loss)
+
+        return self.remembered((*kind, rows, levers, division, whole and last), run)
+
+    def divided_layer(
+        self,
+        layer: int,
+        division: Division,
+        mesh: DeviceMesh | None,
+        levers: Levers,
+        mode: FakeTensorMode,
+    ) -> nn.Module:
+        """One rank's part of a layer on fake tensors, its levers pulled.
+
+        Args:
+            mesh: of the pretended ranks that share it; None for an undivided layer.
+        """
+        with mode:
+            module = self.fake_layer(layer, mode)
+            levers.apply(*(([module], []) if self.is_end[layer] else ([], [module])))
+        return module if mesh is None else self.divide(layer, module, division, mesh, mode)
 
     @abstractmethod
-    def fake_layer(self, layer: int, t: int, mode: FakeTensorMode) -> nn.Module:
-        """One rank's part of a layer, on fake tensors."""
+    def fake_layer(self, layer: int, mode: FakeTensorMode) -> nn.Module:
+        """A whole layer, on fake tensors."""
+
+    def divide(
+        self,
+        layer: int,
+        module: nn.Module,
+        division: Division,
+        mesh: DeviceMesh,
+        mode: FakeTensorMode,
+    ) -> nn.Module:
+        """This rank's part of a layer, divided by the code that divides it in training."""
+        raise ValueError(self.cannot_divide)
 
     @abstractmethod
-    def input_of(self, layer: int, rows: int, mode: FakeTensorMode) -> MakeInput:
+    def input_of(self, layer: int, rows: int, division: Division) -> MakeInput:
         """What makes a microbatch of a layer's inputs."""
 
     @abstractmethod
@@ -101,15 +195,35 @@ class LabChain(LayerChain):
         self.names = layer_names(config)
         self.kinds = ("embed", *["block"] * config.layers, "head")
 
-    def fake_layer(self, layer: int, t: int, mode: FakeTensorMode) -> nn.Module:
-        kind = {"embed": Embed, "block": Block, "head": Head}[self.kinds[layer]]
-        module = kind(self.config)
-        return shard_of_block(module, t) if kind is Block and t > 1 else module
+    def fake_layer(self, layer: int, mode: FakeTensorMode) -> nn.Module:
+        return _LAYERS[self.kinds[layer]](self.config)
 
-    def input_of(self, layer: int, rows: int, mode: FakeTensorMode) -> MakeInput:
+    def divide(
+        self,
+        layer: int,
+        module: nn.Module,
+        division: Division,
+        mesh: DeviceMesh,
+        mode: FakeTensorMode,
+    ) -> nn.Module:
+        kind = self.kinds[layer]
+        if kind != "block" and not division.sequence:
+            return module
+        with mode:
+            others = {name: make(self.config) for name, make in _LAYERS.items()}
+        whole = tensor_parallel(
+            _OneBlock(self.config, **(others | {kind: module})),
+            mesh,
+            style=division.style,
+            sequence=division.sequence,
+        )
+        return whole.layers["0"] if kind == "block" else whole.get_submodule(kind)
+
+    def input_of(self, layer: int, rows: int, division: Division) -> MakeInput:
         if layer == 0:
             return lambda: torch.zeros(rows, self.tokens, dtype=torch.int64)
-        return lambda: torch.empty(rows, self.tokens, self.config.width)
+        tokens = self.tokens // (division.tensor if division.sequence else 1)
+        return lambda: torch.empty(rows, tokens, self.config.width)
 
     def loss(self, rows: int, whole: bool, mode: FakeTensorMode) -> Loss:
         targets = torch.zeros(rows, self.tokens, dtype=torch.int64)
@@ -156,10 +270,10 @@ class OwnChain(LayerChain):
             f"{_signature(block)} of {form[i]}" for i, block in enumerate(self.blocks.values())
         )
 
-    def fake_layer(self, layer: int, t: int, mode: FakeTensorMode) -> nn.Module:
+    def fake_layer(self, layer: int, mode: FakeTensorMode) -> nn.Module:
         return fake_copy(list(self.blocks.values())[layer], mode)
 
-    def input_of(self, layer: int, rows: int, mode: FakeTensorMode) -> MakeInput:
+    def input_of(self, layer: int, rows: int, division: Division) -> MakeInput:
         shape, dtype = self._forms_of(rows)[layer]
         return lambda: torch.zeros(shape, dtype=dtype)
 
@@ -212,26 +326,3 @@ def fake_copy(module: nn.Module, mode: FakeTensorMode) -> nn.Module:
     for tensor in [*module.parameters(), *module.buffers()]:
         memo[id(tensor)] = mode.from_tensor(tensor)
     return copy.deepcopy(module, memo)
-
-
-class _RowShard(nn.Module):
-    """The shapes of a `RowLinear`, without its all-reduce."""
-
-    def __init__(self, whole: nn.Linear, t: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(whole.out_features, whole.in_features // t))
-        self.bias = nn.Parameter(torch.empty(whole.out_features))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.weight) + self.bias
-
-
-def shard_of_block(block: Block, t: int) -> Block:
-    """A block with the matrices that one of t ranks holds, as `tensor_parallel` divides them."""
-    for layer in (block.attention, block.mlp):
-        for name, linear in list(layer.named_children()):
-            if name in ("out", "down"):
-                setattr(layer, name, _RowShard(linear, t))
-            else:
-                setattr(layer, name, nn.Linear(linear.in_features, linear.out_features // t))
-    return block

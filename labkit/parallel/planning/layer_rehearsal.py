@@ -1,8 +1,8 @@
 """What one layer costs in time and memory, found by a rehearsal: its operators run on fake tensors.
 
 torch's fake tensors have shapes and no numbers, so a layer of any size is rehearsed in
-milliseconds and holds no memory; the recorder sees the same operators, bytes and storages as in a
-real run. The operators are those of the CPU, which virtual GPUs execute.
+milliseconds and holds no memory; the recorder sees the same operators, bytes, storages and
+collectives as in a real run. The operators are those of the CPU, which virtual GPUs execute.
 
     forward    x ──> layer ──> y          kept: what autograd holds of x, y and everything between
     backward   gradient of x <── layer <── gradient of y
@@ -15,6 +15,8 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
+from torch.distributed.tensor import DTensor
 
 from labkit.measure.memory import storage_bytes
 from labkit.measure.virtual.recorder import Recorder
@@ -47,7 +49,8 @@ class LayerProfile:
         backward: one that adds to them.
         parameter_bytes: weights and buffers.
         gradient_bytes: of the trained weights.
-        trained_sizes: elements of each trained weight.
+        trained_sizes: elements of each trained weight, of a divided one those held here.
+        partial_sizes: elements of each gradient that is left as this rank's share of a sum.
         input_bytes, output_bytes: of the storages of x and y; 0 for a y that is a view of x.
         message_bytes: of the elements of y, which cross a cut behind this layer.
         passes_input: y is a view of x.
@@ -62,6 +65,7 @@ class LayerProfile:
     parameter_bytes: int
     gradient_bytes: int
     trained_sizes: tuple[int, ...]
+    partial_sizes: tuple[int, ...]
     input_bytes: int
     output_bytes: int
     message_bytes: int
@@ -106,12 +110,13 @@ def rehearse_layer(
         make_input: a new x.
         loss: behind the last layer, output -> scalar; its backward then begins there.
     """
-    parameters = list(layer.parameters())
-    trained = [p for p in parameters if p.requires_grad]
+    parameters, trained = list(layer.parameters()), _trained(layer)
+    if any(isinstance(p, DTensor) for p in parameters):
+        # a DTensor's first call of an operator works out how to divide it, in further operators
+        _Rehearsal(Recorder(rank=0), layer, make_input, loss)
+        layer.zero_grad()
     recorder = Recorder(rank=0)
     recorder.hold(layer)
-    for parameter in trained:
-        parameter.grad = None
     first = _Rehearsal(recorder, layer, make_input, loss)
     again = _Rehearsal(recorder, layer, make_input, loss)
     return LayerProfile(
@@ -120,7 +125,8 @@ def rehearse_layer(
         again.backward,
         storage_bytes([*parameters, *layer.buffers()]),
         storage_bytes(trained),
-        tuple(p.numel() for p in trained),
+        tuple(_local(p).numel() for p in trained),
+        tuple(_local(p).numel() for p in trained if _is_partial(p.grad)),
         first.input_bytes,
         first.output_bytes,
         first.message_bytes,
@@ -185,3 +191,69 @@ def _made(make_input: MakeInput) -> Tensor:
     if not x.is_floating_point():
         return x
     return _Entry.apply(torch.empty((), requires_grad=True), make_input)
+
+
+@dataclass(frozen=True)
+class SplitBackward:
+    """A layer's backward in two halves, as zero-bubble schedules run it.
+
+    Attributes:
+        inputs: I, the gradient of x alone; its peak is beside weights, what the forward keeps and
+            the gradient that came in.
+        first_weights, weights: W that makes the gradients of the weights, or adds to them; the peak
+            is beside what lay there before.
+        waiting_bytes: alive between I and W, beside what the forward keeps and x.
+    """
+
+    inputs: Pass
+    first_weights: Pass
+    weights: Pass
+    waiting_bytes: int
+
+
+def rehearse_split(
+    layer: nn.Module, make_input: MakeInput, loss: Callable[[Tensor], Tensor] | None = None
+) -> SplitBackward:
+    """Rehearse I and W of a layer that is not in the first stage; as `rehearse_layer`."""
+    recorder = Recorder(rank=0)
+    recorder.hold(layer)
+    inputs, first_weights, waiting_bytes = _split(recorder, layer, make_input, loss)
+    _, weights, _ = _split(recorder, layer, make_input, loss)
+    return SplitBackward(inputs, first_weights, weights, waiting_bytes)
+
+
+def _split(recorder: Recorder, layer: nn.Module, make_input: MakeInput, loss):
+    x = make_input().requires_grad_()
+    recorder.hold(x)
+    with recorder:
+        y = layer(x) if loss is None else loss(layer(x))
+    root = _Exit.apply(y) if loss is None else y
+    del y
+    recorder.take()
+    before = recorder.storages.bytes
+    with recorder:
+        begin = None if loss is not None else [torch.empty(())]
+        _, unfinished = stage_backward_input([root], begin, [x], iter(_trained(layer)))
+    inputs = recorder.take()
+    x.grad = None
+    between = recorder.storages.bytes
+    with recorder:
+        stage_backward_weight(iter(_trained(layer)), unfinished)
+    weights = recorder.take()
+    return (
+        Pass(inputs.events, inputs.peak_bytes - before),
+        Pass(weights.events, weights.peak_bytes - between),
+        between - before,
+    )
+
+
+def _trained(layer: nn.Module) -> list[nn.Parameter]:
+    return [p for p in layer.parameters() if p.requires_grad]
+
+
+def _local(tensor: Tensor) -> Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _is_partial(gradient: Tensor | None) -> bool:
+    return isinstance(gradient, DTensor) and any(p.is_partial() for p in gradient.placements)

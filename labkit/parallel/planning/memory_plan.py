@@ -26,8 +26,8 @@ class DeviceMemory:
         gradients: those alive at that moment.
         optimizer: its state.
         activations: kept for backwards, of all microbatches in flight, and the batch itself.
-        messages: receive buffers, what is on its way, and buffers of collectives.
-        temporary: what the operators of that moment hold besides.
+        messages: receive buffers, what is on its way, and the buffer in which copies are summed.
+        temporary: what the operators of that moment hold besides, and what FSDP2 has gathered.
     """
 
     parameters: int = 0
@@ -93,6 +93,7 @@ class _Walk:
         self.program, self.stages = program, stages
         self.held: dict[tuple[int, int], int] = {}  # by stage and microbatch
         self.has_gradients = set(stages) if keeps_gradients else set()
+        self.gathered: set[int] = set()  # stages that FSDP2 has made whole for a backward to come
         self.sent: dict[Message, int] = {}
         self.local: dict[Message, int] = {}  # between two stages of this rank
         self.expected = {source: deque(q) for source, q in program.incoming.items()}
@@ -110,16 +111,20 @@ class _Walk:
     def _act(self, instruction: Instruction, entered: int) -> DeviceMemory:
         action = instruction.action
         stage, key = self.stages[action.stage], (action.stage, action.microbatch)
+        gathered = action.stage in self.gathered
         if action.kind == "F":
+            if stage.gathered is not None and stage.gathered.kept:
+                self.gathered.add(action.stage)
             self.held[key] = entered
-            moment = self._moment(stage.forward_peak_bytes, 0)
+            moment = self._moment(stage.forward_peak_bytes(gathered=gathered), 0)
             self.held[key] += stage.held_bytes
             self._send(instruction, 0 if stage.output_is_kept else stage.message_bytes)
             return moment
         first = action.stage not in self.has_gradients
         # what the microbatch holds counts in the stage's own peak, all but the stage's input
         inside = stage.held_bytes
-        peak = stage.backward_peak_bytes(first=first)
+        peak = stage.backward_peak_bytes(first=first, gathered=gathered)
+        self.gathered.discard(action.stage)
         moment = self._moment(peak - inside, 0)
         self.has_gradients.add(action.stage)
         del self.held[key]

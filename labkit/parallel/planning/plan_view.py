@@ -23,14 +23,13 @@ def rows(plan: Plan) -> list[tuple[str, ...]]:
 def _row(plan: Plan, prediction: Prediction) -> tuple[str, ...]:
     largest = max(prediction.memory, key=lambda memory: memory.peak_bytes)
     state = largest.parameters + largest.gradients + largest.optimizer
-    bubble, communication = prediction.bubble, prediction.communication_s
     return (
         str(prediction.choice.layout.ranks),
         str(prediction.choice),
         readable_seconds(prediction.step_time_s),
         f"{plan.batch * plan.tokens / prediction.step_time_s:,.0f}",
-        "?" if bubble is None else f"{bubble:.0%}",
-        "?" if communication is None else _seconds_or_none(max(communication)),
+        f"{prediction.bubble:.0%}",
+        _seconds_or_none(max(prediction.communication_s)),
         readable_bytes(largest.peak_bytes),
         f"state {readable_bytes(state)}",
     )

@@ -19,6 +19,7 @@ from labkit.parallel.planning.layer_chains import LabChain, LayerChain
 from labkit.parallel.planning.levers import Levers
 from labkit.parallel.planning.optimizer_rehearsal import adamw
 from labkit.parallel.planning.predictor import Prediction, check_choice, predicted
+from labkit.parallel.planning.rank_groups import all_ranks
 from labkit.parallel.planning.training_step import TrainingStep
 from labkit.parallel.sharding.layouts import Layout
 
@@ -220,8 +221,7 @@ class _Search:
 
     def _from_lightest(self, choice: Choice) -> Iterator[Choice]:
         """The choice with each lever; without a pipeline also in more and more microbatches."""
-        levers = [lever for lever in self.levers if not (choice.is_sharded and str(lever))]
-        for lever in levers or [Levers()]:
+        for lever in self.levers:
             yield choice.with_levers(lever)
         layout, m = choice.layout, 2
         if layout.pipeline > 1 or layout.tensor > 1 or choice.is_sharded:
@@ -233,11 +233,10 @@ class _Search:
 
     def _excess(self, step: TrainingStep) -> float:
         """Largest share of a device's usable memory that is needed; above 1 it does not fit."""
-        share = step.layout.data * step.layout.tensor
         return max(
-            step.memory[rank // share].peak_bytes
-            / ((1 - MARGIN) * self.machine.profiles[rank].memory_bytes)
-            for rank in range(step.layout.ranks)
+            memory.peak_bytes / ((1 - MARGIN) * self.machine.profiles[rank].memory_bytes)
+            for memory, replicas in zip(step.memory, step.grid, strict=True)
+            for rank in all_ranks(replicas)
         )
 
     def _too_large(self, excess: float, step: TrainingStep) -> Rejected:

@@ -2,7 +2,8 @@
 
 Each layer's operators are known from a rehearsal, what each takes from the device's profile or from
 rates learnt on this machine. They are summed into the actions of a schedule, and the schedule is
-replayed with the machine's links.
+replayed with the machine's links; with FSDP2, which gathers while it computes, the ranks' programs
+are played on the virtual clock.
 """
 
 from __future__ import annotations
@@ -10,14 +11,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from labkit.devices.profiles import Machine
-from labkit.measure.timeline import Span, Timeline
+from labkit.measure.timeline import Timeline
 from labkit.measure.virtual.virtual_clock import modelled_cost
 from labkit.measure.virtual.virtual_program import OperatorCost
 from labkit.parallel.planning.choices import Choice
 from labkit.parallel.planning.layer_chains import LabChain, LayerChain
 from labkit.parallel.planning.memory_plan import DeviceMemory
 from labkit.parallel.planning.optimizer_rehearsal import MakeOptimizer, adamw
-from labkit.parallel.planning.step_prediction import predict_step_s
+from labkit.parallel.planning.rank_groups import all_ranks, rank_grid
+from labkit.parallel.planning.sharded_step import play_sharded
 from labkit.parallel.planning.training_step import TrainingStep
 from labkit.parallel.scheduling.replay import replay
 
@@ -30,10 +32,9 @@ class Prediction:
         choice, batch: what was predicted, for so many rows.
         timeline: of one step; one row for each rank of the pipeline, which stands for all that
             share its layers.
-        collective_s, message_s: by rank of the pipeline, time that it waits in collectives, and
-            time of its messages on their links, much of which overlaps with computing. The first is
-            None for FSDP2, whose gathering and computing are not told apart: then neither
-            ``bubble`` nor ``communication_s`` is known, and the timeline is one span.
+        collective_s, message_s: by rank of the pipeline, time of its collectives and of its
+            messages on their links. Messages, and FSDP2's collectives, may overlap with computing.
+        waited_s: by rank, the part of ``collective_s`` that the timeline's actions contain.
         memory: by rank of the pipeline.
         provenance: always begins with ``predicted``.
     """
@@ -41,8 +42,9 @@ class Prediction:
     choice: Choice
     batch: int
     timeline: Timeline
-    collective_s: tuple[float, ...] | None
+    collective_s: tuple[float, ...]
     message_s: tuple[float, ...]
+    waited_s: tuple[float, ...]
     memory: tuple[DeviceMemory, ...]
     provenance: str
 
@@ -51,18 +53,14 @@ class Prediction:
         return self.timeline.step_time_s
 
     @property
-    def bubble(self) -> float | None:
+    def bubble(self) -> float:
         """Share of all rank time in which nothing is computed, collectives counted."""
-        if self.collective_s is None:
-            return None
-        waited = sum(self.collective_s) / len(self.collective_s) / self.step_time_s
+        waited = sum(self.waited_s) / len(self.waited_s) / self.step_time_s
         return self.timeline.bubble + waited
 
     @property
-    def communication_s(self) -> tuple[float, ...] | None:
+    def communication_s(self) -> tuple[float, ...]:
         """By rank of the pipeline, collectives and messages together."""
-        if self.collective_s is None:
-            return None
         return tuple(map(sum, zip(self.collective_s, self.message_s, strict=True)))
 
     @property
@@ -72,8 +70,8 @@ class Prediction:
 
     def memory_of(self, rank: int) -> DeviceMemory:
         """Of a rank of the whole layout, by its number in the mesh."""
-        layout = self.choice.layout
-        return self.memory[rank // (layout.data * layout.tensor)]
+        grid = rank_grid(self.choice.layout)
+        return next(m for m, held in zip(self.memory, grid, strict=True) if rank in all_ranks(held))
 
 
 def predict_training(
@@ -105,13 +103,23 @@ def predict_training(
 
 
 def predicted(step: TrainingStep) -> Prediction:
-    """Replay a step."""
+    """Time a step."""
     label = f"predicted:{step.machine.name}"
+    waited_s = collective_s = step.waited_s
     if step.choice.is_sharded:
-        return _predicted_sharded(step, label)
-    timeline = replay(step.schedule, step.costs(), provenance=label).timeline
+        timeline, beside_s = play_sharded(step, label)
+        collective_s = tuple(map(sum, zip(waited_s, beside_s, strict=True)))
+    else:
+        timeline = replay(step.schedule, step.costs(), provenance=label).timeline
     return Prediction(
-        step.choice, step.batch, timeline, step.collective_s, step.message_s, step.memory, label
+        step.choice,
+        step.batch,
+        timeline,
+        collective_s,
+        step.message_s,
+        waited_s,
+        step.memory,
+        label,
     )
 
 
@@ -134,14 +142,6 @@ def check_choice(chain: LayerChain, choice: Choice, batch: int) -> None:
         )
     if choice.is_sharded and not isinstance(chain, LabChain):
         raise ValueError("FSDP2 divides the lab's transformer; for your own blocks use copies")
-    if choice.is_sharded and str(choice.levers):
-        raise ValueError(f"FSDP2 with {choice.levers} is not predicted; use copies, or no lever")
-    as_dtensors = layout.tensor > 1 and layout.style == "dtensor"
-    if layout.sequence or (as_dtensors and not choice.is_sharded):
-        raise ValueError(
-            "DTensors run other operators than layers by hand, which are not predicted; use "
-            "tensor_style='hand'"
-        )
     stages = choice.built_schedule().num_stages
     most = chain.config.layers if isinstance(chain, LabChain) else len(chain.names)
     if stages > most:
@@ -152,12 +152,3 @@ def check_choice(chain: LayerChain, choice: Choice, batch: int) -> None:
             f"batch={batch} rows must be divisible by data={layout.data} times "
             f"microbatches={layout.microbatches}; try batch={batch - batch % pieces or pieces}"
         )
-
-
-def _predicted_sharded(step: TrainingStep, label: str) -> Prediction:
-    """FSDP2 gathers while it computes, which a replay of actions does not show: one span."""
-    step_s = predict_step_s(step.chain.config, step.layout, step.machine, step.batch)
-    ranks = range(step.schedule.num_ranks)
-    spans = tuple(Span(rank, 0.0, step_s, "step", "compute") for rank in ranks)
-    timeline = Timeline(spans, len(ranks), label)
-    return Prediction(step.choice, step.batch, timeline, None, step.message_s, step.memory, label)

@@ -6,11 +6,12 @@ layer hands to the next counts once, and only while somebody keeps it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from labkit.parallel.planning.layer_rehearsal import LayerProfile
+from labkit.parallel.planning.gathered_memory import GatheredMemory
+from labkit.parallel.planning.layer_rehearsal import LayerProfile, Pass, SplitBackward
+from labkit.parallel.scheduling.schedules import Kind
 
 
 @dataclass(frozen=True)
@@ -19,11 +20,34 @@ class StageMemory:
 
     Args:
         layers: their profiles, in order.
-        shards: of FSDP2; a rank keeps one of so many parts of each weight and gradient.
+        gathered: what FSDP2 holds beside the rank's shards; None where the stage is not sharded.
+        split: the layers' backwards in halves; () where the stage runs none: W of the first stage
+            is a whole backward, since nobody waits for its I.
     """
 
     layers: tuple[LayerProfile, ...]
-    shards: int = 1
+    gathered: GatheredMemory | None = None
+    split: tuple[SplitBackward, ...] = ()
+
+    def passes(self, kind: Kind, *, makes_gradients: bool) -> list[Pass]:
+        """What the layers run in an action.
+
+        Args:
+            makes_gradients: those of the weights, else adds to them.
+        """
+        if kind == "F":
+            return [layer.forward for layer in self.layers]
+        if kind == "I":
+            return [half.inputs for half in self.split]
+        if kind == "W" and self.split:
+            return [h.first_weights if makes_gradients else h.weights for h in self.split]
+        return [
+            layer.first_backward if makes_gradients else layer.backward for layer in self.layers
+        ]
+
+    @property
+    def shards(self) -> int:
+        return 1 if self.gathered is None else self.gathered.shards
 
     @property
     def parameter_bytes(self) -> int:
@@ -37,23 +61,6 @@ class StageMemory:
     def trained_sizes(self) -> tuple[int, ...]:
         sizes = sum((layer.trained_sizes for layer in self.layers), ())
         return tuple(-(-size // self.shards) for size in sizes)
-
-    def gathered_bytes(self, is_end: Sequence[bool], *, kept: bool) -> int:
-        """Whole weights that FSDP2 holds beside its parts.
-
-        Args:
-            is_end: which layers make up the unit that stays gathered.
-            kept: all stay gathered, and a block's gradients are on their way: half a block, as
-                seen in runs of two to six blocks; else a block is at work while the next is
-                gathered or its gradients leave.
-        """
-        if self.shards == 1:
-            return 0
-        pairs = list(zip(self.layers, is_end, strict=True))
-        block = max((layer.parameter_bytes for layer, end in pairs if not end), default=0)
-        if kept:
-            return self.parameter_bytes * self.shards + block // 2
-        return sum(layer.parameter_bytes for layer, end in pairs if end) + 2 * block
 
     @property
     def input_bytes(self) -> int:
@@ -74,43 +81,65 @@ class StageMemory:
         """From the end of a forward to the start of its backward."""
         return self._walk[1][-1]
 
-    @property
-    def forward_peak_bytes(self) -> int:
-        """Most during a forward."""
-        return self._walk[0]
+    def forward_peak_bytes(self, *, gathered: bool) -> int:
+        """Most during a forward.
 
-    def backward_peak_bytes(self, *, first: bool) -> int:
+        Args:
+            gathered: the stage's weights are whole already.
+        """
+        its = self.gathered
+        return max(
+            peak + (0 if its is None else its.forward(place, gathered=gathered))
+            for place, peak in enumerate(self._forward_peaks)
+        )
+
+    def backward_peak_bytes(self, *, first: bool, gathered: bool) -> int:
         """Most during a backward, what is held of its microbatch counted.
 
         Args:
             first: the backward makes the gradients of the weights, else it adds to them.
+            gathered: the stage's weights are whole already.
         """
-        peak, made = 0, 0
+        peak, made, its = 0, 0, self.gathered
         for place in reversed(range(len(self.layers))):
             layer = self.layers[place]
-            its = layer.first_backward if first else layer.backward
-            now = self._beside[place] + its.peak_bytes + made
+            computed = layer.first_backward if first or its else layer.backward
+            beside = self._beside[place] + made
             if place + 1 < len(self.layers):
-                now += self.message_bytes  # the incoming gradient has a name until the end
-            peak = max(peak, now)
-            made += layer.left_bytes + (layer.gradient_bytes // self.shards if first else 0)
-        return peak
+                beside += self.message_bytes  # the incoming gradient has a name until the end
+            made += layer.left_bytes
+            if its is None:
+                peak = max(peak, beside + computed.peak_bytes)
+                made += layer.gradient_bytes if first else 0
+                continue
+            now = beside + computed.peak_bytes + its.backward(place, gathered=gathered)
+            leaving = beside + layer.input_bytes + its.scatter(place, gathered=gathered)
+            peak = max(peak, now, leaving)
+            if its.is_end[place]:
+                made += layer.gradient_bytes  # until the scatter that ends the backward
+            elif first:
+                made += layer.gradient_bytes // self.shards
+        return peak if its is None else max(peak, made + its.scatter_of_rest())
+
+    @property
+    def _forward_peaks(self) -> list[int]:
+        return self._walk[0]
 
     @cached_property
-    def _walk(self) -> tuple[int, list[int], bool]:
-        """Forward peak; what is held before each layer, and at the end; whether y is kept."""
-        peak, below, before = 0, 0, []
+    def _walk(self) -> tuple[list[int], list[int], bool]:
+        """Peak in each layer's forward; what is held before each, and at the end; is y kept."""
+        peaks, below, before = [], 0, []
         x_bytes, x_kept = 0, False  # the stage's input counts elsewhere
         for layer in self.layers:
             before.append(below)
-            peak = max(peak, below + x_bytes + layer.forward.peak_bytes)
+            peaks.append(below + x_bytes + layer.forward.peak_bytes)
             x_kept = x_kept or layer.keeps_input
             below += layer.kept_bytes
             if not layer.passes_input:
                 below += x_bytes if x_kept else 0
                 x_bytes, x_kept = layer.output_bytes, layer.keeps_output
         before.append(below + (x_bytes if x_kept else 0))
-        return peak, before, x_kept
+        return peaks, before, x_kept
 
     @cached_property
     def _beside(self) -> list[int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
+from typing import NamedTuple
 
 from labkit.devices.profiles import Machine, Profile
 from labkit.measure.virtual.collective_costs import collective_s
@@ -12,9 +13,11 @@ from labkit.measure.virtual.recording import Event
 from labkit.measure.virtual.virtual_program import OperatorCost
 from labkit.parallel.pipelining.stages import even_block_ranges, even_ranges
 from labkit.parallel.planning.choices import Choice
-from labkit.parallel.planning.layer_chains import LabChain, LayerChain
+from labkit.parallel.planning.gathered_memory import GatheredMemory
+from labkit.parallel.planning.layer_chains import Division, LabChain, LayerChain
 from labkit.parallel.planning.memory_plan import DeviceMemory, pipeline_memory, step_memory
 from labkit.parallel.planning.optimizer_rehearsal import MakeOptimizer, rehearse_optimizer
+from labkit.parallel.planning.rank_groups import all_ranks, rank_grid
 from labkit.parallel.planning.stage_memory import StageMemory
 from labkit.parallel.scheduling.messages import needed_by
 from labkit.parallel.scheduling.rank_program import rank_program
@@ -22,6 +25,16 @@ from labkit.parallel.scheduling.replay import StepCosts, receiving_rank
 from labkit.parallel.scheduling.schedules import Action, Schedule
 
 VALUE_BYTES = 4
+
+
+class Seconds(NamedTuple):
+    """What takes time: all of it, and the part in which collectives are awaited."""
+
+    all: float
+    collectives: float
+
+
+NO_TIME = Seconds(0.0, 0.0)
 
 
 class TrainingStep:
@@ -39,29 +52,38 @@ class TrainingStep:
         self.chain, self.choice, self.machine, self.batch = chain, choice, machine, batch
         self.cost, self.layout = cost, choice.layout
         self.optimizer = rehearse_optimizer(make_optimizer)
-        self.schedule = choice.built_schedule()
-        self._first_backwards = _first_backwards(self.schedule)
-        self._known_s: dict[tuple, float] = {}
-        self._known_events_s: dict[tuple, float] = {}
+        self.schedule, self.grid = choice.built_schedule(), rank_grid(choice.layout)
+        self._gradient_makers = _gradient_makers(self.schedule)
+        self._known_s: dict[tuple, Seconds] = {}
+        self._known_events_s: dict[tuple, Seconds] = {}
         self.rows = batch // (self.layout.data * self.layout.microbatches)
         self.ranges = stage_ranges(chain, self.schedule.num_stages)
-        whole, shards = choice.in_one_piece, self.layout.data if choice.is_sharded else 1
-        self.stages = [
-            StageMemory(
-                tuple(
-                    chain.profile(i, self.rows, choice.levers, self.layout.tensor, whole)
-                    for i in held
-                ),
-                shards,
+        self.stages = [self._stage(number) for number in range(self.schedule.num_stages)]
+
+    def _stage(self, number: int) -> StageMemory:
+        held, levers = self.ranges[number], self.choice.levers
+        division, whole = Division.of(self.layout), self.choice.in_one_piece
+        layers = [self.chain.profile(i, self.rows, levers, division, whole) for i in held]
+        splits = number > 0 and any(action.kind == "I" for action in self.schedule)
+        gathered = None
+        if self.choice.is_sharded:
+            gathered = GatheredMemory(
+                tuple(layer.parameter_bytes for layer in layers),
+                tuple(self.chain.is_end[i] for i in held),
+                self.layout.data,
+                kept=self.layout.pipeline > 1,
             )
-            for held in self.ranges
-        ]
+        return StageMemory(
+            tuple(layers),
+            gathered,
+            tuple(self.chain.split_backward(i, self.rows, levers) for i in held) if splits else (),
+        )
 
     @property
-    def collective_s(self) -> tuple[float, ...]:
-        """By rank of the pipeline: collectives of tensor ranks, and summing copies' gradients."""
+    def waited_s(self) -> tuple[float, ...]:
+        """By rank of the pipeline: collectives in its actions, and those that end its step."""
         return tuple(
-            sum(map(self._tensor_sums_s, order)) + self._data_sum_s(rank)
+            sum(self.work_s(action).collectives for action in order) + self._summing_s(rank)
             for rank, order in enumerate(self.schedule.actions)
         )
 
@@ -86,64 +108,42 @@ class TrainingStep:
         return StepCosts(
             self._action_s,
             self._transfer_s,
-            overhead_per_step_s=self._agreement_s(),
+            overhead_per_step_s=self.agreement_s(),
             optimizer_s=ends,
         )
 
     def _action_s(self, action: Action) -> float:
-        key = action.stage, action.kind, self._is_first_backward(action)
-        if key not in self._known_s:  # alike for all other microbatches
-            self._known_s[key] = self._work_s(*key) + self._tensor_sums_s(action)
-            overhead_s = self._profile(action.stage).message_overhead_s
-            self._known_s[key] += self._num_messages(action) * overhead_s
+        overhead_s = self._profile(action.stage).message_overhead_s
+        return self.work_s(action).all + self._num_messages(action) * overhead_s
+
+    def work_s(self, action: Action) -> Seconds:
+        """Of the operators and collectives of an action; alike for all further microbatches."""
+        key = action.stage, action.kind, action in self._gradient_makers
+        if key not in self._known_s:
+            passes = self.stages[action.stage].passes(action.kind, makes_gradients=key[2])
+            parts = [self.events_s(one.events, action.stage) for one in passes]
+            self._known_s[key] = Seconds(*map(sum, zip(*parts, strict=True))) if parts else NO_TIME
         return self._known_s[key]
 
-    def _work_s(self, stage: int, kind: str, first: bool) -> float:
-        """Seconds of the operators of an action."""
-        layers = self.stages[stage].layers
-        if kind == "F":
-            passes = [layer.forward for layer in layers]
-        else:
-            passes = [layer.first_backward if first else layer.backward for layer in layers]
-        profile = self._profile(stage)
-        return sum(self._events_s(one.events, profile) for one in passes)
-
-    def _is_first_backward(self, action: Action) -> bool:
-        return action in self._first_backwards
-
-    def _events_s(self, events: Sequence[Event], profile: Profile) -> float:
-        key = id(events), id(profile)  # both outlive this step
+    def events_s(self, events: Sequence[Event], stage: int) -> Seconds:
+        """Of rehearsed events on a device of a stage, one after the other."""
+        rank = self.schedule.rank_of_stage[stage]
+        key = id(events), rank  # the events outlive this step
         if key not in self._known_events_s:
-            self._known_events_s[key] = sum(self.cost(event, profile) for event in events)
+            profile = self._profile(stage)
+            shared = [e for e in events if e.kind == "collective"]
+            links_s = sum(self._tensor_collective_s(rank, e.name, e.num_bytes) for e in shared)
+            own_s = sum(self.cost(event, profile) for event in events)
+            # joining keeps a device busy; layers by hand do it in a region of its own, which says so
+            by_hand = self.layout.style == "hand"
+            joining_s = sum(self.cost(event, profile) for event in shared) if by_hand else 0.0
+            self._known_events_s[key] = Seconds(own_s + links_s, joining_s + links_s)
         return self._known_events_s[key]
 
-    def _tensor_sums_s(self, action: Action) -> float:
-        """All-reduces of the tensor-parallel ranks: two a block in each direction.
-
-        Those of a forward are of products, which autocast makes half as large; those of a backward
-        are of gradients in float32. A checkpointed block's second forward ends with the last tensor
-        that the backward needs, before the all-reduce behind its MLP.
-        """
-        if self.layout.tensor == 1:
-            return 0.0
-        blocks = [
-            profile.input_bytes
-            for i, profile in zip(
-                self.ranges[action.stage], self.stages[action.stage].layers, strict=True
-            )
-            if not self.chain.is_end[i]
-        ]
-        levers = self.choice.levers
-        forwards = 2 if action.kind == "F" else int(levers.checkpointing)
-        one_s = self._tensor_sum_s(action.stage, blocks[0] // (2 if levers.autocast else 1))
-        back_s = self._tensor_sum_s(action.stage, blocks[0])
-        return len(blocks) * (forwards * one_s + (2 * back_s if action.kind == "B" else 0.0))
-
-    def _tensor_sum_s(self, stage: int, num_bytes: int) -> float:
-        groups = [self._members(stage, data=d) for d in range(self.layout.data)]
-        return self._profile(stage).message_overhead_s + max(
-            collective_s("all_reduce", num_bytes, group, self.machine) for group in groups
-        )
+    def _tensor_collective_s(self, rank: int, kind: str, num_bytes: int) -> float:
+        """Of the slowest group of ranks that share the matrices of a rank of the pipeline."""
+        groups = self.grid[rank]
+        return max(collective_s(kind, num_bytes, group, self.machine) for group in groups)
 
     def _num_messages(self, action: Action) -> int:
         """Those that a rank sends and receives for an action."""
@@ -154,62 +154,81 @@ class TrainingStep:
     def _transfer_s(self, action: Action) -> float:
         source = self.schedule.rank_of_stage[action.stage]
         target = receiving_rank(action, self.schedule)
-        stage = self.stages[action.stage]
-        num_bytes = stage.message_bytes if action.kind == "F" else stage.input_bytes
-        share = self.layout.data * self.layout.tensor
-        return max(
-            self.machine.link(source * share + i, target * share + i).transfer_s(num_bytes)
-            for i in range(share)
-        )
+        num_bytes = self.sent_bytes(action)
+        pairs = zip(all_ranks(self.grid[source]), all_ranks(self.grid[target]), strict=True)
+        return max(self.machine.link(*pair).transfer_s(num_bytes) for pair in pairs)
 
-    def _agreement_s(self) -> float:
+    def sent_bytes(self, action: Action) -> int:
+        """Of the message with an action's result."""
+        stage = self.stages[action.stage]
+        return stage.message_bytes if action.kind == "F" else stage.input_bytes
+
+    def agreement_s(self) -> float:
         """Before a step the ranks of a pipeline compare what they were given: 8 bytes each."""
         p = self.layout.pipeline
         if p == 1:
             return 0.0
-        members = tuple(range(0, self.layout.ranks, self.layout.ranks // p))
+        members = tuple(replicas[0][0] for replicas in self.grid)
         return self.machine.profiles[0].message_overhead_s + collective_s(
             "all_gather", 8 * p, members, self.machine
         )
 
     def _end_s(self, rank: int) -> float:
-        """Behind a rank's last action: gradients of copies summed, and the optimizer."""
-        profile = self.machine.profiles[rank * self.layout.data * self.layout.tensor]
+        """Behind a rank's last action: gradients summed, and the optimizer."""
+        return self._summing_s(rank) + self.optimizer_s(rank)
+
+    def _summing_s(self, rank: int) -> float:
+        """What tensor ranks have left as shares of a sum, then the gradients of copies; FSDP2 has
+        done both in the backwards."""
+        if self.choice.is_sharded:
+            return 0.0
+        return self._settling_s(rank) + self._copies_s(rank) + self.loss_sum_s(rank)
+
+    def optimizer_s(self, rank: int) -> float:
+        return self.optimizer.step_s(self._sizes(rank), self._profile_of(rank), self.cost)
+
+    def _settling_s(self, rank: int) -> float:
+        """Shares of gradients that tensor ranks have left are summed, all in one piece."""
+        layers = [p for s in self.schedule.stages_of_rank(rank) for p in self.stages[s].layers]
+        flat = VALUE_BYTES * sum(sum(layer.partial_sizes) for layer in layers)
+        if not flat:
+            return 0.0
+        joined = Event("compute", "aten::cat", num_bytes=2 * flat)
+        return self.cost(joined, self._profile_of(rank)) + self.tensor_sum_s(rank, flat)
+
+    def tensor_sum_s(self, rank: int, num_bytes: int) -> float:
+        """One all-reduce of tensor ranks."""
+        return self._sum_s(rank, num_bytes, self.grid[rank])
+
+    def _copies_s(self, rank: int) -> float:
+        """Gradients of copies joined, summed, divided and put back."""
+        if self.layout.data == 1:
+            return 0.0
         sizes = self._sizes(rank)
-        return self._data_sum_s(rank) + self.optimizer.step_s(sizes, profile, self.cost)
+        flat = sum(sizes)
+        moved = [("aten::cat", flat), ("aten::div_", flat), *(("aten::copy_", n) for n in sizes)]
+        events = [Event("compute", name, num_bytes=2 * n * VALUE_BYTES) for name, n in moved]
+        moving_s = sum(self.cost(event, self._profile_of(rank)) for event in events)
+        return moving_s + self._sum_s(rank, flat * VALUE_BYTES, self.data_groups(rank))
 
-    def _data_sum_s(self, rank: int) -> float:
-        if self.layout.data == 1:
-            return 0.0
-        profile, sizes = self.machine.profiles[0], self._sizes(rank)
-        flat = sum(sizes) * VALUE_BYTES
-        copies = [Event("compute", "aten::cat", num_bytes=2 * flat)]
-        copies.append(Event("compute", "aten::div_", num_bytes=2 * flat))
-        copies += [Event("compute", "aten::copy_", num_bytes=2 * n * VALUE_BYTES) for n in sizes]
-        overheads_s = 2 * profile.message_overhead_s
-        copied_s = sum(self.cost(event, profile) for event in copies)
-        return copied_s + overheads_s + self._data_collectives_s(rank)
+    def loss_sum_s(self, rank: int) -> float:
+        """The loss, over replicas."""
+        return self._sum_s(rank, VALUE_BYTES, self.data_groups(rank)) if self.layout.data > 1 else 0
 
-    def _data_collectives_s(self, rank: int) -> float:
-        """The gradients in one piece, and the loss."""
-        if self.layout.data == 1:
-            return 0.0
-        flat = sum(self._sizes(rank)) * VALUE_BYTES
-        return sum(self._data_collective_s(rank, num_bytes) for num_bytes in (flat, VALUE_BYTES))
+    def _sum_s(self, rank: int, num_bytes: int, groups: Sequence[tuple[int, ...]]) -> float:
+        slowest_s = max(collective_s("all_reduce", num_bytes, g, self.machine) for g in groups)
+        return self._profile_of(rank).message_overhead_s + slowest_s
 
-    def _data_collective_s(self, rank: int, num_bytes: int) -> float:
-        d, t = self.layout.data, self.layout.tensor
-        groups = [tuple((rank * d + i) * t + j for i in range(d)) for j in range(t)]
-        return max(collective_s("all_reduce", num_bytes, g, self.machine) for g in groups)
+    def data_groups(self, rank: int) -> list[tuple[int, ...]]:
+        """Ranks that hold copies, or shards, of the same weights of a rank of the pipeline."""
+        return list(zip(*self.grid[rank], strict=True))
 
     def _profile(self, stage: int) -> Profile:
-        rank = self.schedule.rank_of_stage[stage]
-        return self.machine.profiles[rank * self.layout.data * self.layout.tensor]
+        return self._profile_of(self.schedule.rank_of_stage[stage])
 
-    def _members(self, stage: int, data: int) -> tuple[int, ...]:
-        """Ranks that share the matrices of a stage, of one replica."""
-        first = self.schedule.rank_of_stage[stage] * self.layout.data + data
-        return tuple(range(first * self.layout.tensor, (first + 1) * self.layout.tensor))
+    def _profile_of(self, rank: int) -> Profile:
+        """Of a rank of the pipeline, and of all that share its layers."""
+        return self.machine.profiles[self.grid[rank][0][0]]
 
     def _sizes(self, rank: int) -> tuple[int, ...]:
         held = self.schedule.stages_of_rank(rank)
@@ -228,13 +247,6 @@ class TrainingStep:
             batch_bytes=self._batch_bytes(held),
             optimizer_bytes=self.optimizer.state_of(sizes) - 2 * twice,
         )
-        gathered = sum(
-            stage.gathered_bytes(
-                [self.chain.is_end[i] for i in self.ranges[s]], kept=self.layout.pipeline > 1
-            )
-            for s, stage in held.items()
-        )
-        running = replace(running, messages=running.messages + gathered)
         return step_memory(
             replace(running, parameters=running.parameters - twice),
             gradient_bytes=sum(stage.gradient_bytes for stage in held.values()) - twice,
@@ -248,11 +260,11 @@ class TrainingStep:
         return (inputs if 0 in held else 0) + targets
 
 
-def _first_backwards(schedule: Schedule) -> set[Action]:
-    """Of each stage the backward that makes its gradients."""
+def _gradient_makers(schedule: Schedule) -> set[Action]:
+    """Of each stage the action that makes its gradients; later ones add to them."""
     first: dict[int, Action] = {}
     for action in schedule:
-        if action.kind == "B":
+        if action.kind in "BW":
             first.setdefault(action.stage, action)
     return set(first.values())
 
