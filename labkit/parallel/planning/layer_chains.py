@@ -1,4 +1,4 @@
-"""Models as chains of layers that can be rehearsed one by one: the lab's, and your own.
+"""Models as chains of layers that can be rehearsed one by one; the lab's transformer as one.
 
 A chain's ends (embedding, head) and its blocks between have kinds; layers of one kind are alike,
 so that one rehearsal speaks for all of them.
@@ -6,9 +6,8 @@ so that one rehearsal speaks for all of them.
 
 from __future__ import annotations
 
-import copy
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any, NamedTuple, TypeVar
 
@@ -19,17 +18,12 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from labkit.models.config import ModelConfig
 from labkit.models.transformer import Block, Embed, Head, next_token_loss
-from labkit.parallel.pipelining.losses import BatchLoss, LossFunction, token_losses
-from labkit.parallel.pipelining.stages import layer_names
-from labkit.parallel.planning.layer_rehearsal import (
-    LayerProfile,
-    MakeInput,
-    SplitBackward,
-    rehearse_layer,
-    rehearse_split,
-)
+from labkit.parallel.pipelining.losses import BatchLoss, token_losses
+from labkit.parallel.pipelining.stages import even_block_ranges, even_ranges, layer_names
+from labkit.parallel.planning.layer_rehearsal import LayerProfile, MakeInput, rehearse_layer
 from labkit.parallel.planning.levers import Levers
 from labkit.parallel.planning.pretended_ranks import pretended_mesh
+from labkit.parallel.planning.split_rehearsal import SplitBackward, rehearse_split
 from labkit.parallel.sharding.layouts import Layout
 from labkit.parallel.sharding.tensor_parallel import tensor_parallel
 
@@ -87,6 +81,10 @@ class LayerChain(ABC):
     def is_end(self) -> tuple[bool, ...]:
         """Which layers are not checkpointed: the first and the last."""
         return tuple(i in (0, len(self.names) - 1) for i in range(len(self.names)))
+
+    def stage_ranges(self, num_stages: int) -> tuple[range, ...]:
+        """The layers of each stage, as the engine cuts them."""
+        return even_ranges(len(self.names), num_stages)
 
     def profile(
         self, layer: int, rows: int, levers: Levers, division: Division, whole: bool
@@ -195,6 +193,9 @@ class LabChain(LayerChain):
         self.names = layer_names(config)
         self.kinds = ("embed", *["block"] * config.layers, "head")
 
+    def stage_ranges(self, num_stages: int) -> tuple[range, ...]:
+        return even_block_ranges(self.config, num_stages)
+
     def fake_layer(self, layer: int, mode: FakeTensorMode) -> nn.Module:
         return _LAYERS[self.kinds[layer]](self.config)
 
@@ -240,89 +241,3 @@ class LabChain(LayerChain):
     def batch_bytes(self, rows: int) -> tuple[int, int]:
         each = rows * self.tokens * INDEX_BYTES
         return each, each
-
-
-class OwnChain(LayerChain):
-    """A model of your own, as blocks in order; each takes the output of the one before.
-
-    Args:
-        blocks: by full name.
-        inputs, targets: of a batch, one row or more; only shapes and dtypes count.
-        loss_fn: (outputs, targets) -> one loss per target, as `Pipeline` takes it.
-        tied_bytes: of weights that two blocks share.
-    """
-
-    def __init__(
-        self,
-        blocks: Mapping[str, nn.Module],
-        inputs: Tensor,
-        targets: Tensor,
-        loss_fn: LossFunction,
-        tied_bytes: int = 0,
-    ) -> None:
-        super().__init__()
-        self.blocks, self.inputs, self.targets = dict(blocks), inputs, targets
-        self.loss_fn, self.tied_bytes = loss_fn, tied_bytes
-        self.names = tuple(self.blocks)
-        self._forms: dict[int, list[tuple[tuple[int, ...], torch.dtype]]] = {}
-        form = self._forms_of(2)  # layers that average over rows refuse a single one
-        self.kinds = tuple(
-            f"{_signature(block)} of {form[i]}" for i, block in enumerate(self.blocks.values())
-        )
-
-    def fake_layer(self, layer: int, mode: FakeTensorMode) -> nn.Module:
-        return fake_copy(list(self.blocks.values())[layer], mode)
-
-    def input_of(self, layer: int, rows: int, division: Division) -> MakeInput:
-        shape, dtype = self._forms_of(rows)[layer]
-        return lambda: torch.zeros(shape, dtype=dtype)
-
-    def loss(self, rows: int, whole: bool, mode: FakeTensorMode) -> Loss:
-        targets = torch.zeros(rows, *self.targets.shape[1:], dtype=self.targets.dtype)
-        return BatchLoss(self.loss_fn, [(targets, None)], divide_by=rows).of(0)
-
-    def batch_bytes(self, rows: int) -> tuple[int, int]:
-        return tuple(rows * t[:1].nbytes for t in (self.inputs, self.targets))
-
-    def _forms_of(self, rows: int) -> list[tuple[tuple[int, ...], torch.dtype]]:
-        """Shape and dtype of each block's input."""
-        if rows not in self._forms:
-            forms = []
-            with FakeTensorMode() as mode, torch.no_grad():
-                x = torch.zeros(rows, *self.inputs.shape[1:], dtype=self.inputs.dtype)
-                for name, block in self.blocks.items():
-                    forms.append((tuple(x.shape), x.dtype))
-                    x = _output(name, fake_copy(block, mode), x)
-            self._forms[rows] = forms
-        return self._forms[rows]
-
-
-def _output(name: str, block: nn.Module, x: Tensor) -> Tensor:
-    try:
-        y = block(x)
-    except Exception as error:
-        raise ValueError(
-            f"block {name} ({type(block).__name__}) does not take a tensor {tuple(x.shape)} of "
-            f"{x.dtype}, which the block before hands it: {error}"
-        ) from error
-    if not isinstance(y, Tensor):
-        raise ValueError(
-            f"block {name} ({type(block).__name__}) returns a {type(y).__name__}; across a cut "
-            "goes one tensor and nothing else"
-        )
-    return y
-
-
-def _signature(block: nn.Module) -> str:
-    """Equal for blocks that run the same operators on the same shapes."""
-    shapes = [(n, tuple(t.shape), t.dtype) for n, t in block.state_dict().items()]
-    trained = [p.requires_grad for p in block.parameters()]
-    return f"{block!r} {shapes} {trained} {block.training}"
-
-
-def fake_copy(module: nn.Module, mode: FakeTensorMode) -> nn.Module:
-    """A copy of a module whose weights are fake: it has their shapes and holds no memory."""
-    memo: dict[int, object] = {}
-    for tensor in [*module.parameters(), *module.buffers()]:
-        memo[id(tensor)] = mode.from_tensor(tensor)
-    return copy.deepcopy(module, memo)

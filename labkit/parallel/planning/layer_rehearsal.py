@@ -15,7 +15,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
 from torch.distributed.tensor import DTensor
 
 from labkit.measure.memory import storage_bytes
@@ -88,7 +87,7 @@ class _Entry(torch.autograd.Function):
         return None, None
 
 
-class _Exit(torch.autograd.Function):
+class Exit(torch.autograd.Function):
     """Stands for the layers behind: keeps nothing of y, and hands back a gradient of its own."""
 
     @staticmethod
@@ -110,7 +109,7 @@ def rehearse_layer(
         make_input: a new x.
         loss: behind the last layer, output -> scalar; its backward then begins there.
     """
-    parameters, trained = list(layer.parameters()), _trained(layer)
+    parameters, trained = list(layer.parameters()), trained_weights(layer)
     if any(isinstance(p, DTensor) for p in parameters):
         # a DTensor's first call of an operator works out how to divide it, in further operators
         _Rehearsal(Recorder(rank=0), layer, make_input, loss)
@@ -168,7 +167,7 @@ class _Rehearsal:
         self.message_bytes = y.nbytes
         self.output_bytes = 0 if self.passes_input else y.untyped_storage().nbytes()
         self.input_bytes = before - without_x
-        root = y if loss is not None else _Exit.apply(y)
+        root = y if loss is not None else Exit.apply(y)
         with_both = self.storages.bytes
         del x
         without_input = self.storages.bytes
@@ -193,61 +192,7 @@ def _made(make_input: MakeInput) -> Tensor:
     return _Entry.apply(torch.empty((), requires_grad=True), make_input)
 
 
-@dataclass(frozen=True)
-class SplitBackward:
-    """A layer's backward in two halves, as zero-bubble schedules run it.
-
-    Attributes:
-        inputs: I, the gradient of x alone; its peak is beside weights, what the forward keeps and
-            the gradient that came in.
-        first_weights, weights: W that makes the gradients of the weights, or adds to them; the peak
-            is beside what lay there before.
-        waiting_bytes: alive between I and W, beside what the forward keeps and x.
-    """
-
-    inputs: Pass
-    first_weights: Pass
-    weights: Pass
-    waiting_bytes: int
-
-
-def rehearse_split(
-    layer: nn.Module, make_input: MakeInput, loss: Callable[[Tensor], Tensor] | None = None
-) -> SplitBackward:
-    """Rehearse I and W of a layer that is not in the first stage; as `rehearse_layer`."""
-    recorder = Recorder(rank=0)
-    recorder.hold(layer)
-    inputs, first_weights, waiting_bytes = _split(recorder, layer, make_input, loss)
-    _, weights, _ = _split(recorder, layer, make_input, loss)
-    return SplitBackward(inputs, first_weights, weights, waiting_bytes)
-
-
-def _split(recorder: Recorder, layer: nn.Module, make_input: MakeInput, loss):
-    x = make_input().requires_grad_()
-    recorder.hold(x)
-    with recorder:
-        y = layer(x) if loss is None else loss(layer(x))
-    root = _Exit.apply(y) if loss is None else y
-    del y
-    recorder.take()
-    before = recorder.storages.bytes
-    with recorder:
-        begin = None if loss is not None else [torch.empty(())]
-        _, unfinished = stage_backward_input([root], begin, [x], iter(_trained(layer)))
-    inputs = recorder.take()
-    x.grad = None
-    between = recorder.storages.bytes
-    with recorder:
-        stage_backward_weight(iter(_trained(layer)), unfinished)
-    weights = recorder.take()
-    return (
-        Pass(inputs.events, inputs.peak_bytes - before),
-        Pass(weights.events, weights.peak_bytes - between),
-        between - before,
-    )
-
-
-def _trained(layer: nn.Module) -> list[nn.Parameter]:
+def trained_weights(layer: nn.Module) -> list[nn.Parameter]:
     return [p for p in layer.parameters() if p.requires_grad]
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from labkit.parallel.planning.layer_chains import fake_copy
+from labkit.parallel.planning.own_chain import fake_copy
 
 
 def tracked_peak_bytes(model: nn.Module, step: Callable[[nn.Module], object]) -> int:

@@ -14,7 +14,7 @@ from labkit.models.kv_cache import KVCache, Step, prefill
 from labkit.parallel.pipelining.losses import LossFunction, token_losses
 from labkit.parallel.pipelining.pipeline_guards import batch_dependent_layers
 from labkit.parallel.pipelining.stages import Chain, blocks_of, check_link
-from labkit.parallel.planning.layer_chains import OwnChain
+from labkit.parallel.planning.own_chain import OwnChain
 from labkit.parallel.sharding.tensor_checks import legal_tensor_sizes
 
 Given = nn.Module | Mapping[str, nn.Module] | Sequence[nn.Module] | str | Path

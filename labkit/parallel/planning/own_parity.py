@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from labkit.parallel.parity import compare, training_snapshot
 from labkit.parallel.pipelining.stages import Chain
 from labkit.parallel.planning.choices import Choice
-from labkit.parallel.planning.layer_chains import OwnChain
 from labkit.parallel.planning.optimizer_rehearsal import adamw
+from labkit.parallel.planning.own_chain import OwnChain
 from labkit.parallel.planning.plan_training import train_choice
 
 STEPS = 3

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from labkit.parallel.planning.gathered_memory import GatheredMemory
-from labkit.parallel.planning.layer_rehearsal import LayerProfile, Pass, SplitBackward
+from labkit.parallel.planning.layer_rehearsal import LayerProfile, Pass
+from labkit.parallel.planning.split_rehearsal import SplitBackward
 from labkit.parallel.scheduling.schedules import Kind
 
 

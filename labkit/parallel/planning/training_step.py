@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -11,16 +10,15 @@ from labkit.devices.profiles import Machine, Profile
 from labkit.measure.virtual.collective_costs import collective_s
 from labkit.measure.virtual.recording import Event
 from labkit.measure.virtual.virtual_program import OperatorCost
-from labkit.parallel.pipelining.stages import even_block_ranges, even_ranges
 from labkit.parallel.planning.choices import Choice
 from labkit.parallel.planning.gathered_memory import GatheredMemory
-from labkit.parallel.planning.layer_chains import Division, LabChain, LayerChain
-from labkit.parallel.planning.memory_plan import DeviceMemory, pipeline_memory, step_memory
+from labkit.parallel.planning.layer_chains import Division, LayerChain
+from labkit.parallel.planning.memory_plan import DeviceMemory
 from labkit.parallel.planning.optimizer_rehearsal import MakeOptimizer, rehearse_optimizer
 from labkit.parallel.planning.rank_groups import all_ranks, rank_grid
 from labkit.parallel.planning.stage_memory import StageMemory
+from labkit.parallel.planning.training_memory import rank_memory
 from labkit.parallel.scheduling.messages import needed_by
-from labkit.parallel.scheduling.rank_program import rank_program
 from labkit.parallel.scheduling.replay import StepCosts, receiving_rank
 from labkit.parallel.scheduling.schedules import Action, Schedule
 
@@ -57,7 +55,7 @@ class TrainingStep:
         self._known_s: dict[tuple, Seconds] = {}
         self._known_events_s: dict[tuple, Seconds] = {}
         self.rows = batch // (self.layout.data * self.layout.microbatches)
-        self.ranges = stage_ranges(chain, self.schedule.num_stages)
+        self.ranges = chain.stage_ranges(self.schedule.num_stages)
         self.stages = [self._stage(number) for number in range(self.schedule.num_stages)]
 
     def _stage(self, number: int) -> StageMemory:
@@ -98,9 +96,7 @@ class TrainingStep:
     @cached_property
     def memory(self) -> tuple[DeviceMemory, ...]:
         """By rank of the pipeline; cheap beside a replay."""
-        return tuple(self._memory(rank) for rank in range(self.schedule.num_ranks))
-
-    # -- time
+        return tuple(rank_memory(self, rank) for rank in range(self.schedule.num_ranks))
 
     def costs(self) -> StepCosts:
         """For `replay`."""
@@ -134,7 +130,7 @@ class TrainingStep:
             shared = [e for e in events if e.kind == "collective"]
             links_s = sum(self._tensor_collective_s(rank, e.name, e.num_bytes) for e in shared)
             own_s = sum(self.cost(event, profile) for event in events)
-            # joining keeps a device busy; layers by hand do it in a region of its own, which says so
+            # joining keeps a device busy; layers by hand do it in a region of its own
             by_hand = self.layout.style == "hand"
             joining_s = sum(self.cost(event, profile) for event in shared) if by_hand else 0.0
             self._known_events_s[key] = Seconds(own_s + links_s, joining_s + links_s)
@@ -185,7 +181,7 @@ class TrainingStep:
         return self._settling_s(rank) + self._copies_s(rank) + self.loss_sum_s(rank)
 
     def optimizer_s(self, rank: int) -> float:
-        return self.optimizer.step_s(self._sizes(rank), self._profile_of(rank), self.cost)
+        return self.optimizer.step_s(self.sizes(rank), self._profile_of(rank), self.cost)
 
     def _settling_s(self, rank: int) -> float:
         """Shares of gradients that tensor ranks have left are summed, all in one piece."""
@@ -204,7 +200,7 @@ class TrainingStep:
         """Gradients of copies joined, summed, divided and put back."""
         if self.layout.data == 1:
             return 0.0
-        sizes = self._sizes(rank)
+        sizes = self.sizes(rank)
         flat = sum(sizes)
         moved = [("aten::cat", flat), ("aten::div_", flat), *(("aten::copy_", n) for n in sizes)]
         events = [Event("compute", name, num_bytes=2 * n * VALUE_BYTES) for name, n in moved]
@@ -230,34 +226,9 @@ class TrainingStep:
         """Of a rank of the pipeline, and of all that share its layers."""
         return self.machine.profiles[self.grid[rank][0][0]]
 
-    def _sizes(self, rank: int) -> tuple[int, ...]:
+    def sizes(self, rank: int) -> tuple[int, ...]:
         held = self.schedule.stages_of_rank(rank)
         return sum((self.stages[stage].trained_sizes for stage in held), ())
-
-    # -- memory
-
-    def _memory(self, rank: int) -> DeviceMemory:
-        held = {s: self.stages[s] for s in self.schedule.stages_of_rank(rank)}
-        sizes = self._sizes(rank)
-        # a weight that two layers share is held once where one rank has both
-        twice = self.chain.tied_bytes if self.schedule.num_ranks == 1 else 0
-        running = pipeline_memory(
-            rank_program(self.schedule, rank),
-            held,
-            batch_bytes=self._batch_bytes(held),
-            optimizer_bytes=self.optimizer.state_of(sizes) - 2 * twice,
-        )
-        return step_memory(
-            replace(running, parameters=running.parameters - twice),
-            gradient_bytes=sum(stage.gradient_bytes for stage in held.values()) - twice,
-            optimizer_temporary=self.optimizer.temporary_of(sizes),
-            summed=self.layout.data > 1 and not self.choice.is_sharded,
-        )
-
-    def _batch_bytes(self, held: dict[int, StageMemory]) -> int:
-        """Views of the whole batch keep all of it alive, also where a rank trains on a part."""
-        inputs, targets = self.chain.batch_bytes(self.batch)
-        return (inputs if 0 in held else 0) + targets
 
 
 def _gradient_makers(schedule: Schedule) -> set[Action]:
@@ -267,10 +238,3 @@ def _gradient_makers(schedule: Schedule) -> set[Action]:
         if action.kind in "BW":
             first.setdefault(action.stage, action)
     return set(first.values())
-
-
-def stage_ranges(chain: LayerChain, num_stages: int) -> tuple[range, ...]:
-    """The layers of each stage, as the engine cuts them."""
-    if isinstance(chain, LabChain):
-        return even_block_ranges(chain.config, num_stages)
-    return even_ranges(len(chain.names), num_stages)
