@@ -83,7 +83,7 @@ class LiveView:
         self._frame()
         display(ipywidgets.VBox([ipywidgets.HBox([self._button, self._state]), self._image]))
         self._plain = display(
-            Pretty("(stopped, the view leaves its picture here)"), display_id=True
+            Pretty("(the last picture stays here when the view stops)"), display_id=True
         )
         _hear_while_a_cell_runs(self._button)
         self._thread = threading.Thread(target=self._loop, name="labkit-live", daemon=True)
@@ -115,18 +115,19 @@ class LiveView:
 
     @property
     def telemetry(self) -> Telemetry:
-        """What is in the picture now."""
+        """What is in the picture now: the last seconds, without what was before a pause."""
         while True:
             try:
-                samples = list(self._sampler.samples)
+                kept = list(self._sampler.samples)
                 break
             except RuntimeError:  # the sampler added one meanwhile
                 time.sleep(0.001)
-        return Telemetry(self._sampler.devices, samples)
+        since_s = max((s.time_s for s in kept), default=0.0) - self._seconds
+        return Telemetry(self._sampler.devices, [s for s in kept if s.time_s >= since_s])
 
     def picture(self) -> Picture:
         """The picture now, as a notebook shows it."""
-        return draw_telemetry(self.telemetry, self._title)
+        return draw_telemetry(self.telemetry, self._title, window_s=self._seconds)
 
     def _loop(self) -> None:
         while not self._stopped.wait(1 / FRAMES_PER_S):

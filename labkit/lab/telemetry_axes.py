@@ -25,21 +25,27 @@ _STYLES = {
 _BYTES = ((30, "GiB"), (20, "MiB"), (10, "KiB"))
 
 
-def draw_activity(axis: Axes, t: Telemetry, device: int) -> None:
-    """How busy a device was, in percent, and below it the regions of its rank."""
+def draw_activity(axis: Axes, t: Telemetry, device: int, unit_s: float) -> None:
+    """How busy a device was, in percent, and below it the regions of its rank.
+
+    Args:
+        unit_s: seconds in one unit of the time axis.
+    """
     names = [name for name in _STYLES if t.series(device, name)]
     # a meter tells what was before the look, a modelled one what is around it
     where = "mid" if t.devices[device].provenance.startswith("virtual") else "pre"
     for name in names:
         series = t.series(device, name)
         values = [value for _, value in series]
-        axis.step(_times(t, series), values, where=where, label=LABELS[name], **_STYLES[name])
+        axis.step(
+            _times(t, series, unit_s), values, where=where, label=LABELS[name], **_STYLES[name]
+        )
     if not names:
         reason = t.reason(device, _activity_of(t, device)) or "not read"
         axis.text(0.5, 0.6, f"null: {reason}", transform=axis.transAxes, ha="center", va="center")
     elif device == 0:
         axis.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False, fontsize=8)
-    _draw_regions(axis, t, device)
+    _draw_regions(axis, t, device, unit_s)
     highest = max((t.peak(device, name) for name in names), default=0)
     axis.set_ylim(-28, max(108, 1.05 * highest))  # a process on several cores exceeds 100
     axis.set_yticks([tick for tick in axis.get_yticks() if 0 <= tick <= max(100, highest)])
@@ -55,8 +61,7 @@ def _label(t: Telemetry, device: int) -> str:
     return "\n".join(lines)
 
 
-def _draw_regions(axis: Axes, t: Telemetry, device: int) -> None:
-    unit_s, _ = scale(t)
+def _draw_regions(axis: Axes, t: Telemetry, device: int, unit_s: float) -> None:
     for span in t.spans:
         if span.rank == device and span.stream == "compute":
             start, width = (span.start_s - _zero(t)) / unit_s, span.duration_s / unit_s
@@ -69,14 +74,15 @@ def _activity_of(t: Telemetry, device: int) -> str:
     return kinds.get(t.devices[device].provenance, ACTIVITY[0])
 
 
-def draw_metric(axis: Axes, t: Telemetry, metric: str) -> None:
+def draw_metric(axis: Axes, t: Telemetry, metric: str, unit_s: float) -> None:
     """Memory or power of all devices."""
     unit, name = (1.0, "power\nW") if metric == "power_w" else _memory_unit(t, metric)
     for device, metered in enumerate(t.devices):
         series = t.series(device, metric)
         if series:
-            axis.plot(_times(t, series), [v / unit for _, v in series], label=metered.name)
-    axis.set_ylim(bottom=0)
+            axis.plot(_times(t, series, unit_s), [v / unit for _, v in series], label=metered.name)
+    most = max(t.peak(device, metric) or 0 for device in range(len(t.devices)))
+    axis.set_ylim(0, 1.15 * most / unit or 1)  # a line on the edge could be cut off
     axis.set_ylabel(name, rotation=0, ha="right", va="center")
     axis.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False, fontsize=8)
 
@@ -98,13 +104,12 @@ def name_regions(figure: Figure, axis: Axes, t: Telemetry) -> None:
         figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), fontsize=8)
 
 
-def scale(t: Telemetry) -> tuple[float, str]:
-    """Seconds in one unit of the time axis, and its name."""
-    return (1.0, "s") if t.seconds >= 1 else (1e-3, "ms")
+def time_unit(seconds: float) -> tuple[float, str]:
+    """Seconds in one unit of a time axis of this length, and its name."""
+    return (1.0, "s") if seconds >= 1 else (1e-3, "ms")
 
 
-def _times(t: Telemetry, series: list[tuple[float, float]]) -> list[float]:
-    unit_s, _ = scale(t)
+def _times(t: Telemetry, series: list[tuple[float, float]], unit_s: float) -> list[float]:
     return [(time_s - _zero(t)) / unit_s for time_s, _ in series]
 
 

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from labkit.lab.plots import Picture
 from labkit.lab.tables import Table
-from labkit.lab.telemetry_axes import LABELS, draw_activity, draw_metric, name_regions, scale
+from labkit.lab.telemetry_axes import LABELS, draw_activity, draw_metric, name_regions, time_unit
 from labkit.measure.telemetry.metrics import ACTIVITY, METRICS, throttle_reasons
 from labkit.measure.telemetry.telemetry import Telemetry
 from labkit.measure.telemetry.telemetry_regions import by_region
@@ -111,16 +111,23 @@ def _percent(value: float | None) -> str:
     return "no sample" if value is None else f"{value:.0f} %"
 
 
-def draw_telemetry(t: Telemetry, title: str) -> Picture:
-    """A row for each device with its activity and regions, then memory and power of all."""
+def draw_telemetry(t: Telemetry, title: str, *, window_s: float | None = None) -> Picture:
+    """A row for each device with its activity and regions, then memory and power of all.
+
+    Args:
+        window_s: length of the time axis; None for as long as was watched.
+    """
     panels = [name for name in ("memory_used_bytes", "power_w") if name in t.metrics]
     figure = Figure(
         figsize=(9, 0.8 + 1.1 * len(t.devices) + 1.3 * len(panels)), layout="constrained"
     )
     num_rows = max(1, len(t.devices) + len(panels))
     axes = figure.subplots(num_rows, sharex=True, squeeze=False)[:, 0]
-    _draw_rows(figure, list(axes), t, panels)
-    return _finished(figure, axes, t, title)
+    unit = time_unit(window_s or t.seconds)
+    _draw_rows(figure, list(axes), t, panels, unit[0])
+    if window_s is not None:
+        axes[-1].set_xlim(0, window_s / unit[0])
+    return _finished(figure, axes, t, title, unit[1])
 
 
 def draw_watched_waterfall(causes: Mapping[str, float], t: Telemetry, title: str) -> Picture:
@@ -134,7 +141,7 @@ def draw_watched_waterfall(causes: Mapping[str, float], t: Telemetry, title: str
     heights = [0.25 * len(causes) + 0.2, *[1.1] * len(t.devices)]
     figure = Figure(figsize=(9, 1.0 + sum(heights)), layout="constrained")
     top, *axes = figure.subplots(len(heights), sharex=True, height_ratios=heights)
-    unit_s, unit = scale(t)
+    unit_s, unit = time_unit(t.seconds)
     reached_s = 0.0
     for place, seconds in enumerate(causes.values()):
         colour = "#4c78a8" if not place else "#f58518"
@@ -144,21 +151,23 @@ def draw_watched_waterfall(causes: Mapping[str, float], t: Telemetry, title: str
         top.text(end, place, f" {seconds / unit_s:.3g} {unit}", va="center", size=8)
     top.set_yticks(range(len(causes)), list(causes))
     top.invert_yaxis()
-    _draw_rows(figure, axes, t, [])
+    _draw_rows(figure, axes, t, [], unit_s)
     top.set_xlim(0, 1.1 * max(reached_s, t.seconds) / unit_s)  # room for the last figure
-    return _finished(figure, [top, *axes], t, title)
+    return _finished(figure, [top, *axes], t, title, unit)
 
 
-def _draw_rows(figure: Figure, axes: list[Axes], t: Telemetry, panels: Sequence[str]) -> None:
+def _draw_rows(
+    figure: Figure, axes: list[Axes], t: Telemetry, panels: Sequence[str], unit_s: float
+) -> None:
     for device in range(len(t.devices)):
-        draw_activity(axes[device], t, device)
+        draw_activity(axes[device], t, device, unit_s)
     for metric, axis in zip(panels, axes[len(t.devices) :], strict=False):
-        draw_metric(axis, t, metric)
+        draw_metric(axis, t, metric, unit_s)
     name_regions(figure, axes[0], t)
 
 
-def _finished(figure: Figure, axes: Sequence[Axes], t: Telemetry, title: str) -> Picture:
-    axes[-1].set_xlabel(f"time in {scale(t)[1]}{_no_power(t)}")
+def _finished(figure: Figure, axes: Sequence[Axes], t: Telemetry, title: str, unit: str) -> Picture:
+    axes[-1].set_xlabel(f"time in {unit}{_no_power(t)}")
     provenances = ", ".join(dict.fromkeys(device.provenance for device in t.devices))
     axes[0].set_title(f"{title}   [{provenances}]", size=10)
     for axis in axes:
