@@ -9,11 +9,11 @@ are then put in the order in which ``generate`` works:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 import torch
-from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from labkit.devices.profiles import Machine
@@ -27,7 +27,8 @@ from labkit.models.kv_cache import Step, decode, prefill
 from labkit.models.transformer import Transformer
 from labkit.parallel.generation.capacity import BatchMemory, batch_memory
 from labkit.parallel.generation.runners import even_layers
-from labkit.parallel.planning.layer_chains import shard_of_block
+from labkit.parallel.generation.tensor_shards import shard_over
+from labkit.parallel.planning.pretended_ranks import pretended_mesh
 from labkit.parallel.sharding.tensor_checks import check_tensor_sizes, sharded_sizes
 
 TOKEN_BYTES = 8
@@ -94,7 +95,7 @@ def predict_generation(
     ready_s = _play(passes, its.between_s(prompt), its.between_s(1), its.token_s(devices), groups)
     first = tuple(group[0] for group in ready_s)
     gaps = tuple((group[-1] - group[0]) / (new_tokens - 1) for group in ready_s)
-    memory = tuple(its.memory(held) for held in stages for _ in range(tensor))
+    memory = tuple(each for held in stages for each in [its.memory(held)] * tensor)
     room = (
         m.largest_batch(profile.memory_bytes)
         for m, profile in zip(memory, machine.profiles, strict=False)
@@ -148,31 +149,23 @@ class _Generation:
         return [self._stage_s(held, number, device) for device, held in enumerate(stages)]
 
     def _stage_s(self, held: range, number: int, device: int) -> float:
-        profile = self.machine.profiles[device]
-        tokens = 1 if number else self.prompt
         wider = self.width if number else 1.0
-        seconds = sum(
-            modelled_cost(e._replace(num_bytes=int(e.num_bytes * wider)), profile)
-            for e in self._run(held, number)
-        )
-        if self.tensor == 1:
-            return seconds
-        members = tuple(range(self.tensor))
-        activation = self.rows * tokens * self.config.width * 4
-        calls = [("all_reduce", activation)] * (2 * len(held))
-        if self.config.vocabulary % self.tensor == 0:
-            calls.append(("all_gather", self.rows * self.config.vocabulary * 4))
-        return seconds + sum(
-            profile.message_overhead_s + collective_s(kind, size, members, self.machine)
-            for kind, size in calls
-        )
+        return sum(self._event_s(event, device, wider) for event in self._run(held, number))
+
+    def _event_s(self, event: Event, device: int, wider: float) -> float:
+        profile = self.machine.profiles[device]
+        if event.kind == "compute":
+            event = event._replace(num_bytes=int(event.num_bytes * wider))
+        seconds = modelled_cost(event, profile)
+        if event.kind == "collective":
+            seconds += collective_s(event.name, event.num_bytes, event.ranks, self.machine)
+        return seconds
 
     def _run(self, held: range, number: int) -> tuple[Event, ...]:
-        # layers are alike: only how many there are, and the ends, make a difference
+        """What a device does in a step; layers are alike, so only their count and ends matter."""
         key = len(held), held.start == 0, held.stop == self.config.layers, number
         if key not in self._events:
-            with FakeTensorMode(), torch.no_grad():
-                part = self._part(held)
+            with self._part(held) as part:
                 cache = part.new_cache(self.rows, self.columns)
                 step = self._step(number, part.device)
                 x = self._input(held, 1 if number else self.prompt)
@@ -184,16 +177,15 @@ class _Generation:
                 self._events[key] = recorder.take().events
         return self._events[key]
 
-    def _part(self, held: range) -> LabDecoder:
-        part = LabDecoder(Transformer(self.config, layers=held))
-        if self.tensor > 1:
-            for block in part.layers.values():
-                shard_of_block(block, self.tensor)
-            part.kv_heads //= self.tensor
-            if self.config.vocabulary % self.tensor == 0 and part.head is not None:
-                sizes = self.config.width, self.config.vocabulary // self.tensor
-                part.head.logits = nn.Linear(*sizes, bias=False)
-        return part
+    @contextmanager
+    def _part(self, held: range) -> Iterator[LabDecoder]:
+        """A device's layers, or its share of each, on fake tensors and pretended ranks."""
+        with ExitStack() as stack:
+            mesh = stack.enter_context(pretended_mesh(1, self.tensor)) if self.tensor > 1 else None
+            stack.enter_context(FakeTensorMode())
+            stack.enter_context(torch.no_grad())
+            part = LabDecoder(Transformer(self.config, layers=held))
+            yield part if mesh is None else shard_over(part, mesh["tensor"])
 
     def _step(self, number: int, device: torch.device) -> Step:
         if number == 0:
@@ -219,8 +211,8 @@ class _Generation:
         return 0.0 if devices == 1 else self.machine.link(0, devices - 1).transfer_s(size)
 
     def memory(self, held: range) -> BatchMemory:
-        with FakeTensorMode():
-            return batch_memory(self._part(held), prompt=self.prompt, columns=self.columns)
+        with self._part(held) as part:
+            return batch_memory(part, prompt=self.prompt, columns=self.columns)
 
 
 def _play(

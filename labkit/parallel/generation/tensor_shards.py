@@ -35,14 +35,18 @@ def shard_decoder(decoder: Decoder, group: dist.ProcessGroup) -> Decoder:
             "fused matrix; split it by layers"
         )
     check_divisible(decoder.shape, group.size())
-    mesh = DeviceMesh.from_group(group, decoder.device.type)
+    return shard_over(decoder, DeviceMesh.from_group(group, decoder.device.type))
+
+
+def shard_over(decoder: Decoder, mesh: DeviceMesh) -> Decoder:
+    """What `shard_decoder` does once all is checked, over a mesh of one dimension."""
     for layer in decoder.layers.values():
         for name in decoder.column_layers:
             layer.set_submodule(name, ColumnLinear(layer.get_submodule(name), mesh))
         for name in decoder.row_layers:
             layer.set_submodule(name, RowLinear(layer.get_submodule(name), mesh))
-    decoder.kv_heads //= group.size()
-    if decoder.shape.vocabulary % group.size() == 0:
+    decoder.kv_heads //= mesh.size()
+    if decoder.shape.vocabulary % mesh.size() == 0:
         logits = decoder.head.get_submodule(decoder.logits_layer)
         decoder.head.set_submodule(decoder.logits_layer, GatheredColumns(logits, mesh))
     return decoder
