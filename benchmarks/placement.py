@@ -19,9 +19,11 @@ from torch import nn
 
 from labkit.devices.machines import machine
 from labkit.models.config import ModelConfig
-from labkit.parallel.placing.costs import LayerCost, predict_layer_costs
+from labkit.parallel.placing.costs import LayerCost
 from labkit.parallel.placing.placement import even_split, place
 from labkit.parallel.placing.placement_plan import PlacementDevice, machine_devices
+from labkit.parallel.planning.layer_chains import LabChain
+from labkit.parallel.planning.layer_costs import layer_costs
 
 try:
     from accelerate import infer_auto_device_map
@@ -44,7 +46,7 @@ def layer_cost(name: str, parameters: int, flops_per_parameter: float) -> LayerC
 def large_vocabulary(rng: random.Random) -> list[LayerCost]:
     """A transformer whose embedding and head outweigh several blocks."""
     config = ModelConfig(rng.randint(14, 40), 1024, 16, TOKENS, rng.choice([32_000, 128_000]))
-    return predict_layer_costs(config, batch=1)
+    return layer_costs(LabChain(config), 1)
 
 
 def uneven_blocks(rng: random.Random) -> list[LayerCost]:

@@ -12,9 +12,11 @@ from hypothesis import strategies as st
 from labkit.devices.machines import machine
 from labkit.devices.profiles import Link
 from labkit.models.config import ModelConfig
-from labkit.parallel.placing.costs import LayerCost, predict_layer_costs
+from labkit.parallel.placing.costs import LayerCost
 from labkit.parallel.placing.placement import even_split, microbatches_in_flight, place
 from labkit.parallel.placing.placement_plan import Placement, PlacementDevice, machine_devices
+from labkit.parallel.planning.layer_chains import LabChain
+from labkit.parallel.planning.layer_costs import layer_costs
 from labkit.parallel.scheduling.replay import replay
 from labkit.parallel.scheduling.schedules import (
     Action,
@@ -270,7 +272,7 @@ def test_a_placement_gives_the_replay_its_costs():
 
 def test_the_lab_model_on_four_cards_balances_embedding_and_head_with_the_blocks():
     config = ModelConfig(layers=24, width=1024, heads=16, context=1024)
-    costs = predict_layer_costs(config, batch=2)
+    costs = layer_costs(LabChain(config), 2)
     targets = machine_devices(machine("a6000-nvlink", 4))
     best = place(costs, targets, num_microbatches=8)
     even = even_split(costs, targets, num_microbatches=8)

@@ -10,9 +10,10 @@ from labkit.models.config import ModelConfig
 from labkit.models.transformer import Transformer
 from labkit.parallel.pipelining.stages import cut, even_block_ranges, even_ranges, layer_names
 from labkit.parallel.pipelining.traced_stages import cut_at
-from labkit.parallel.placing.costs import predict_layer_costs
 from labkit.parallel.placing.placement import place
 from labkit.parallel.placing.placement_plan import PlacementDevice
+from labkit.parallel.planning.layer_chains import LabChain
+from labkit.parallel.planning.layer_costs import layer_costs
 
 CONFIG = ModelConfig(layers=3, width=8, heads=2, context=8)
 IDS = torch.arange(16).reshape(2, 8)
@@ -36,7 +37,7 @@ def test_stages_hold_the_whole_models_weights_under_their_names_and_compute_the_
 
 
 def test_a_placement_is_cut_as_it_was_placed():
-    costs = predict_layer_costs(CONFIG, batch=2)
+    costs = layer_costs(LabChain(CONFIG), 2)
     placement = place(costs, [PlacementDevice(name, 1.0) for name in "ab"])
     stages = cut(CONFIG, placement.ranges)
     assert tuple(stages[i].names for i in range(2)) == placement.layer_names

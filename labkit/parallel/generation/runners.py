@@ -11,6 +11,7 @@ from torch import Tensor
 from labkit.measure.regions import region
 from labkit.models.decoder import Decoder
 from labkit.models.kv_cache import KVCache, Step
+from labkit.parallel.pipelining.stages import even_ranges
 
 Draw = Callable[[Tensor], Tensor]  # logits (B, V) -> tokens (B,)
 Result = Callable[[], Tensor]  # waits for the tokens (B,)
@@ -111,14 +112,12 @@ class ManyDevices:
 
 
 def even_layers(layers: int, parts: int) -> list[range]:
-    """Contiguous ranges whose lengths differ by at most one, the longer ones first.
+    """The ranges of a pipeline's stages, as `Decoder.part` takes them.
 
     >>> even_layers(5, 2)
     [range(0, 3), range(3, 5)]
     """
-    base, extra = divmod(layers, parts)
-    edges = [base * i + min(i, extra) for i in range(parts + 1)]
-    return [range(a, b) for a, b in zip(edges, edges[1:], strict=False)]
+    return list(even_ranges(layers, parts))
 
 
 def check_cover(layers: Sequence[range], total: int, parts: int) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from labkit.parallel.pipelining.stages import even_ranges
 from labkit.parallel.placing.costs import LayerCost
 from labkit.parallel.placing.placement_plan import Placement, PlacementDevice
 from labkit.parallel.placing.placement_solver import (
@@ -69,8 +70,7 @@ def even_split(
     schedule: ScheduleBuilder = one_f_one_b,
 ) -> Placement:
     """As many layers on each device as on any other, whatever they cost: the usual first try."""
-    base, extra = divmod(len(costs), len(devices))
-    cuts = [base * i + min(i, extra) for i in range(1, len(devices))]
+    cuts = [held.start for held in even_ranges(len(costs), len(devices))[1:]]
     in_flight = microbatches_in_flight(schedule, len(devices), num_microbatches)
     return Placement(tuple(costs), tuple(devices), tuple(cuts), in_flight)
 

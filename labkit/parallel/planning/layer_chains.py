@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -96,11 +97,12 @@ class LayerChain(ABC):
             division: over the tensor-parallel ranks that share the layer.
             whole: the loss is one device's, that of the whole batch in one piece.
         """
-        return self._rehearsed(rehearse_layer, layer, rows, levers, division, whole)
+        rehearse = partial(rehearse_layer, takes_data=layer == 0)
+        return self._rehearsed("whole", rehearse, layer, rows, levers, division, whole)
 
     def split_backward(self, layer: int, rows: int, levers: Levers) -> SplitBackward:
         """Rehearse the halves of a backward, or remember them; of an undivided layer."""
-        return self._rehearsed(rehearse_split, layer, rows, levers, UNDIVIDED, False)
+        return self._rehearsed("split", rehearse_split, layer, rows, levers, UNDIVIDED, False)
 
     def remembered(self, key: tuple, rehearse: Callable[[], T]) -> T:
         """The outcome of a rehearsal, which is held once for each key."""
@@ -110,6 +112,7 @@ class LayerChain(ABC):
 
     def _rehearsed(
         self,
+        what: str,
         rehearse: Callable[..., T],
         layer: int,
         rows: int,
@@ -118,7 +121,7 @@ class LayerChain(ABC):
         whole: bool,
     ) -> T:
         last = layer == len(self.names) - 1
-        kind = (rehearse, self.kinds[layer], layer == 0, last)
+        kind = (what, self.kinds[layer], layer == 0, last)
 
         def run() -> T:
             with ExitStack() as stack:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -101,23 +102,29 @@ class Exit(torch.autograd.Function):
 
 
 def rehearse_layer(
-    layer: nn.Module, make_input: MakeInput, loss: Callable[[Tensor], Tensor] | None = None
+    layer: nn.Module,
+    make_input: MakeInput,
+    loss: Callable[[Tensor], Tensor] | None = None,
+    *,
+    takes_data: bool = False,
 ) -> LayerProfile:
     """Rehearse a layer; call inside a ``FakeTensorMode`` that the layer was made in.
 
     Args:
         make_input: a new x.
         loss: behind the last layer, output -> scalar; its backward then begins there.
+        takes_data: x comes from no layer, so nobody wants its gradient.
     """
+    make = make_input if takes_data else partial(_made, make_input)
     parameters, trained = list(layer.parameters()), trained_weights(layer)
     if any(isinstance(p, DTensor) for p in parameters):
         # a DTensor's first call of an operator works out how to divide it, in further operators
-        _Rehearsal(Recorder(rank=0), layer, make_input, loss)
+        _Rehearsal(Recorder(rank=0), layer, make, loss)
         layer.zero_grad()
     recorder = Recorder(rank=0)
     recorder.hold(layer)
-    first = _Rehearsal(recorder, layer, make_input, loss)
-    again = _Rehearsal(recorder, layer, make_input, loss)
+    first = _Rehearsal(recorder, layer, make, loss)
+    again = _Rehearsal(recorder, layer, make, loss)
     return LayerProfile(
         first.forward,
         first.backward,
@@ -154,7 +161,7 @@ class _Rehearsal:
 
     def _forward(self, layer: nn.Module, make_input: MakeInput, loss) -> Tensor:
         without_x = self.storages.bytes
-        x = _made(make_input)
+        x = make_input()
         self._recorder.hold(x)
         before = self.storages.bytes
         with self._recorder:
@@ -185,7 +192,7 @@ class _Rehearsal:
 
 
 def _made(make_input: MakeInput) -> Tensor:
-    """x as the layer before makes it: with a gradient to give back, unless it is data."""
+    """x as the layer before makes it: with a gradient to give back, if it can have one."""
     x = make_input()
     if not x.is_floating_point():
         return x

@@ -8,6 +8,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from labkit.models.config import ModelConfig
+from labkit.parallel.pipelining.stages import even_ranges
 from labkit.parallel.scheduling.schedules import Schedule, one_f_one_b
 from labkit.parallel.sharding.tensor_checks import check_tensor_sizes, sharded_sizes
 
@@ -129,14 +130,12 @@ class Layout:
 
 
 def blocks_of_stage(layers: int, stages: int, stage: int) -> range:
-    """Contiguous blocks, as even as they go, the first stages one longer.
+    """The blocks of one stage of a pipeline without embedding and head.
 
     >>> [list(blocks_of_stage(5, 2, stage)) for stage in (0, 1)]
     [[0, 1, 2], [3, 4]]
     """
-    size, longer = divmod(layers, stages)
-    start = stage * size + min(stage, longer)
-    return range(start, start + size + (stage < longer))
+    return even_ranges(layers, stages)[stage]
 
 
 def layouts_of(ranks: int, **settings: object) -> list[Layout]:
