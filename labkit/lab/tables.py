@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Table:
-    """Headers and rows of cells; cells are shown by ``str``.
+    """Headers and rows of cells; cells are shown by ``str``, and None as null.
 
     >>> Table(["device", "MiB"], [["rank 0", 12], ["rank 1", 9]])
     device  MiB
@@ -31,7 +31,7 @@ class Table:
                 )
 
     def __repr__(self) -> str:
-        lines = [[str(cell) for cell in row] for row in (self.headers, *self.rows)]
+        lines = [[_shown(cell) for cell in row] for row in (self.headers, *self.rows)]
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
         return "\n".join(
             "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
@@ -42,8 +42,12 @@ class Table:
         head = "".join(f"<th style='text-align:left'>{html.escape(h)}</th>" for h in self.headers)
         body = "".join(
             "<tr>"
-            + "".join(f"<td style='text-align:left'>{html.escape(str(c))}</td>" for c in row)
+            + "".join(f"<td style='text-align:left'>{html.escape(_shown(c))}</td>" for c in row)
             + "</tr>"
             for row in self.rows
         )
         return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def _shown(cell: object) -> str:
+    return "null" if cell is None else str(cell)

@@ -18,3 +18,9 @@ def test_columns_line_up_in_text():
 def test_a_ragged_row_is_named():
     with pytest.raises(ValueError, match="row 1 has 1 cells, the table 2 headers"):
         Table(["a", "b"], [[1, 2], [3]])
+
+
+def test_what_is_not_there_is_null_and_zero_is_zero():
+    table = Table(["a", "b"], [[None, 0]])
+    assert repr(table).split("\n")[1].split() == ["null", "0"]
+    assert "<td style='text-align:left'>null</td>" in table._repr_html_()
