@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
+from matplotlib.ticker import FixedLocator, NullLocator, StrMethodFormatter
 
 from labkit.measure.timeline import Span, Timeline
 from labkit.parallel.scheduling.gaps import Gap
@@ -165,11 +166,26 @@ def draw_lines(
         axes.plot(x, values, label=name, marker="o" if len(x) < 20 else None)
     if log:
         axes.set(xscale="log", yscale="log")
+        _plain_ticks(axes.xaxis, x, at=x)
+        _plain_ticks(axes.yaxis, [value for values in lines.values() for value in values])
+    elif all(float(value).is_integer() for value in x) and len(x) <= 8:
+        axes.set_xticks(x)  # there is no device and a half
     axes.set(xlabel=xlabel, ylabel=ylabel)
     axes.grid(alpha=0.3)
     if len(lines) > 1:
         axes.legend()
     return _finished(figure, axes, title, provenance)
+
+
+def _plain_ticks(axis, values: Sequence[float], at: Sequence[float] | None = None) -> None:
+    """Numbers instead of powers of ten, where they are few: ``at`` each of some, or one decade."""
+    if at is not None and len(at) <= 8 and max(values) < 1000 * min(values):
+        axis.set_major_locator(FixedLocator(at))
+        axis.set_minor_locator(NullLocator())
+    elif not 0 < max(values) < 10 * min(values):
+        return
+    for set_formatter in (axis.set_major_formatter, axis.set_minor_formatter):
+        set_formatter(StrMethodFormatter("{x:,g}"))
 
 
 def draw_stacks(

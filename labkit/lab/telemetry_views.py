@@ -182,7 +182,7 @@ def _no_power(t: Telemetry) -> str:
     return f"   (power is null: {t.reason(0, 'power_w')})"
 
 
-def metrics_table() -> Table:
-    """What each figure means."""
-    rows = [[name, metric.unit, metric.meaning] for name, metric in METRICS.items()]
+def metrics_table(t: Telemetry) -> Table:
+    """What each figure means that some device gave."""
+    rows = [[name, METRICS[name].unit, METRICS[name].meaning] for name in t.metrics]
     return Table(["figure", "unit", "what it is"], rows)

@@ -16,7 +16,14 @@ from fake_nvml import FakeGPU, Scenario, write_scenario
 from labkit.devices.nvml import physical_gpus
 from labkit.devices.tuning.tuning import tuned
 from labkit.devices.tuning.tuning_manifest import restore
-from labkit.devices.tuning.tuning_plan import TuningError, Wish, fan_wishes, plan, power_wishes
+from labkit.devices.tuning.tuning_plan import (
+    TuningError,
+    Wish,
+    clock_wishes,
+    fan_wishes,
+    plan,
+    power_wishes,
+)
 
 ROOT = Path(__file__).parents[2]
 ALL = Wish(power_limit_w=200, clocks_mhz=(210, 1200), fan_percent=80)
@@ -122,6 +129,17 @@ def test_caps_to_try_are_shares_of_the_default_that_every_card_allows(gpus):
         wishes = power_wishes(physical_gpus().devices, shares=(0.9, 0.7, 0.5))
     assert wishes == [Wish(power_limit_w=270), Wish(power_limit_w=210)]  # 150 W is below 180 W
     assert power_wishes([]) == []
+
+
+def test_clocks_are_shares_of_what_every_card_can_hold(gpus):
+    with gpus(FakeGPU(), FakeGPU()):
+        devices = physical_gpus().devices
+        wishes = clock_wishes(devices)
+        assert [wish.clocks_mhz for wish in wishes] == [(2100, 2100), (1680, 1680)]
+        assert all(plan(devices, wish) for wish in wishes) and clock_wishes([]) == []
+    silent = FakeGPU(unsupported=("nvmlDeviceGetMaxClockInfo",))
+    with gpus(FakeGPU(), silent), pytest.raises(TuningError, match="GPU 1.*MaxClockInfo"):
+        clock_wishes(physical_gpus().devices)
 
 
 def test_fans_are_tried_only_where_every_card_has_some(gpus):

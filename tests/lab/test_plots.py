@@ -85,3 +85,25 @@ def test_a_matrix_writes_every_value_and_leaves_the_diagonal_empty():
     picture = draw_matrix([[nan, 5.0], [5.0, nan]], title="t", unit="GB/s", provenance="published")
     assert [text.get_text() for text in picture.figure.axes[0].texts] == ["5", "5"]
     assert is_png_with_title(picture, "published")
+
+
+@pytest.mark.parametrize(
+    "x, y, at_x, at_y",
+    [
+        ([1, 2, 16], [4000, 5000, 6700], ["1", "2", "16"], "5,000"),
+        ([1, 1 << 26], [1, 1e6], None, None),
+    ],
+)
+def test_logarithmic_axes_of_few_values_have_plain_numbers(x, y, at_x, at_y):
+    axes = draw_lines(
+        {"a": y}, x, title="t", xlabel="x", ylabel="y", provenance="p", log=True
+    ).figure.axes[0]
+    axes.figure.canvas.draw()
+    labels = [
+        [t.get_text() for which in ("major", "minor") for t in axis.get_ticklabels(which=which)]
+        for axis in (axes.xaxis, axes.yaxis)
+    ]
+    if at_x:
+        assert labels[0] == at_x and at_y in labels[1]
+    else:
+        assert any("10^" in text for text in labels[0]) and any("10^" in t for t in labels[1])

@@ -118,6 +118,18 @@ def power_wishes(
     return [Wish(power_limit_w=cap) for cap in caps if cap * 1000 >= max(least)]
 
 
+def clock_wishes(gpus: Sequence[nvitop.Device], shares: Sequence[float] = (1.0, 0.8)) -> list[Wish]:
+    """Clocks to hold: shares of the highest that every card knows; the first is all it can.
+
+    Raises:
+        TuningError: a card does not tell its highest clock.
+    """
+    function, kind = "nvmlDeviceGetMaxClockInfo", libnvml.NVML_CLOCK_SM
+    most = [_known(f"GPU {place}", function, gpu, kind) for place, gpu in enumerate(gpus)]
+    clocks = [round(share * min(most)) for share in shares] if most else []
+    return [Wish(clocks_mhz=(clock, clock)) for clock in clocks]
+
+
 def fan_wishes(gpus: Sequence[nvitop.Device], percents: Sequence[int] = (90,)) -> list[Wish]:
     """Fan speeds to try; none where a card has no fans of its own to set."""
     counts = [ask("nvmlDeviceGetNumFans", gpu.handle).value for gpu in gpus]

@@ -142,14 +142,14 @@ def sweep(
 def describe(wish: Wish) -> str:
     """The setting in words.
 
-    >>> describe(Wish(power_limit_w=250)), describe(Wish())
-    ('250 W', 'default')
+    >>> describe(Wish(power_limit_w=250)), describe(Wish(clocks_mhz=(210, 1400))), describe(Wish())
+    ('250 W', '210 to 1400 MHz', 'default')
     """
     words = []
     if wish.power_limit_w is not None:
         words.append(f"{wish.power_limit_w:g} W")
     if wish.clocks_mhz is not None:
-        words.append(f"{wish.clocks_mhz[0]} to {wish.clocks_mhz[1]} MHz")
+        words.append(f"{' to '.join(map(str, dict.fromkeys(wish.clocks_mhz)))} MHz")
     if wish.fan_percent is not None:
         words.append(f"fans {wish.fan_percent} %")
     return ", ".join(words) or "default"
