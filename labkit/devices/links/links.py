@@ -21,7 +21,7 @@ from labkit.devices.links.link_fit import LinkFit, Sample, fit_link
 from labkit.devices.links.link_transport import COLLECTIVES, GroupTransport, Transport
 
 # From a message that is all latency to one that is all bandwidth. No powers of two: 64 KiB is a
-# packet of the loopback device and a few bytes more, and takes longer than 80 KiB.
+# packet of the loopback device and a few bytes more, and takes as long as 80 KiB or longer.
 SIZES = tuple(5 << exponent for exponent in range(10, 21))  # 5 KiB ... 5 MiB, doubling
 ROUNDS = 60
 QUANTILE = 0.25

@@ -15,6 +15,7 @@ from labkit.models.config import ModelConfig
 from labkit.models.transformer import Transformer
 from labkit.parallel.parity import joined
 from labkit.parallel.pipelining.pipeline import Pipeline
+from labkit.parallel.pipelining.pipeline_guards import check_optimizer
 from labkit.parallel.sharding import shards
 from labkit.parallel.sharding.data_parallel import own_rows, shard_data, sum_gradients
 from labkit.parallel.sharding.layouts import Layout, blocks_of_stage
@@ -67,7 +68,7 @@ class LayoutTraining:
             prepare(self.model)
         self._divide()
         self.optimizer = make_optimizer(self.model.parameters())
-        shards.check_optimizer(self.optimizer, self.model)
+        check_optimizer(self.optimizer, [self.model])
         self._pipeline = None
         if layout.pipeline > 1:
             group = mesh["pipeline"].get_group()

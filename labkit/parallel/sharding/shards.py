@@ -103,23 +103,6 @@ def check_gradients(model: nn.Module) -> None:
         raise ValueError(f"{len(without)} parameters have no gradient, the first is {without[0]}")
 
 
-def check_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
-    """Refuse an optimizer that was made before the model was divided: it would change nothing.
-
-    Raises:
-        ValueError: the optimizer lacks parameters of the model, or holds others.
-    """
-    held = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    lacking = [name for name, p in model.named_parameters() if id(p) not in held]
-    foreign = len(held - {id(p) for p in model.parameters()})
-    if lacking or foreign:
-        first = f", the first is {lacking[0]}" if lacking else ""
-        raise ValueError(
-            f"the optimizer lacks {len(lacking)} parameters of the model{first}, and holds "
-            f"{foreign} that are not in it; make it after the model is divided"
-        )
-
-
 def gradient_norm(
     model: nn.Module, mesh: DeviceMesh, *, pipeline_axis: str | None = None
 ) -> Tensor:
