@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from importlib.util import find_spec
 
 from labkit.devices.inventory import DeviceSet
 from labkit.models.pretrained import why_not_pretrained
+
+MOST_WAITED = 0.03  # of a step: beyond it, 10 % is not a question of the prediction
 
 
 @dataclass(frozen=True)
@@ -83,6 +86,41 @@ class Cores:
 
 
 @dataclass(frozen=True)
+class QuietCores:
+    """``count`` physical cores of the host that other programs left to the ranks timed on them.
+
+    Args:
+        waited: the share of the timed steps in which a rank was ready and had no core; None where
+            the system does not tell.
+    """
+
+    count: int
+    waited: float | None
+
+    def refusal(self, found: DeviceSet) -> str | None:
+        """Why the host cannot support the claim; None when it can."""
+        if self.waited is None:
+            return "this system does not tell how long a process was kept from its core"
+        if self.waited > MOST_WAITED:
+            return (
+                f"other programs kept the ranks from a core for {self.waited:.0%} of their steps; "
+                "run it again on a quiet machine"
+            )
+        return Cores(self.count).refusal(found)
+
+
+@dataclass(frozen=True)
+class Package:
+    """An optional Python package, by the name that is imported."""
+
+    name: str
+
+    def refusal(self, found: DeviceSet) -> str | None:
+        """Why this environment cannot support the claim; None when it can."""
+        return None if find_spec(self.name) else f"{self.name} is not installed"
+
+
+@dataclass(frozen=True)
 class PretrainedModel:
     """The package that carries a pretrained chat model."""
 
@@ -111,8 +149,28 @@ class EnergyCounters:
         return self.missing
 
 
-Need = Timing | Accelerators | Virtual | KnownPeak | Cores | PretrainedModel | EnergyCounters
-_KINDS = (Timing, Accelerators, Virtual, KnownPeak, Cores, PretrainedModel, EnergyCounters)
+Need = (
+    Timing
+    | Accelerators
+    | Virtual
+    | KnownPeak
+    | Cores
+    | QuietCores
+    | Package
+    | PretrainedModel
+    | EnergyCounters
+)
+_KINDS = (
+    Timing,
+    Accelerators,
+    Virtual,
+    KnownPeak,
+    Cores,
+    QuietCores,
+    Package,
+    PretrainedModel,
+    EnergyCounters,
+)
 _TYPES = {kind.__name__: kind for kind in _KINDS}
 
 

@@ -6,6 +6,8 @@ from labkit.devices.needs import (
     Accelerators,
     Cores,
     KnownPeak,
+    Package,
+    QuietCores,
     Timing,
     Virtual,
     need_from_json,
@@ -35,6 +37,12 @@ def devices(kind, count, cores=2, peak=None):
         (Cores(2), devices("virtual", 4), None),
         (Cores(2), devices("virtual", 4, cores=1), "needs 2 physical cores, this host has 1"),
         (KnownPeak("bfloat16"), devices("cuda", 1, peak={"float32": 1e12}), "bfloat16"),
+        (QuietCores(2, 0.01), devices("virtual", 4), None),
+        (QuietCores(2, 0.25), devices("virtual", 4), "kept the ranks from a core for 25%"),
+        (QuietCores(2, None), devices("virtual", 4), "does not tell"),
+        (QuietCores(2, 0.0), devices("cpu", 2, cores=1), "needs 2 physical cores"),
+        (Package("torch"), devices("cpu", 1), None),
+        (Package("no_such_package"), devices("cpu", 1), "no_such_package is not installed"),
     ],
 )
 def test_a_need_is_refused_exactly_where_the_hardware_lacks_it(need, found, reason):

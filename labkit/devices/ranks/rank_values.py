@@ -10,7 +10,7 @@ import torch
 
 
 class _Portable(pickle.Pickler):
-    """Pickles tensors as detached copies on the CPU, wherever they stand in the value."""
+    """Pickles tensors as detached copies on the CPU, wherever they stand; parameters stay such."""
 
     def reducer_override(self, value):
         if not isinstance(value, torch.Tensor):
@@ -20,13 +20,16 @@ class _Portable(pickle.Pickler):
                 "a DTensor is spread over the ranks: take .to_local(), or .full_tensor() on all"
             )
         # clone: pickling a view would carry the whole storage behind it
-        return value.detach().cpu().clone().__reduce_ex__(self.proto)
+        copied = value.detach().cpu().clone()
+        if isinstance(value, torch.nn.Parameter):  # a module's, which would train nothing without
+            return torch.nn.Parameter, (copied, value.requires_grad)
+        return copied.__reduce_ex__(self.proto)
 
     proto = pickle.HIGHEST_PROTOCOL
 
 
 def dump(value: object, what: str) -> bytes:
-    """Pickled bytes of a value; tensors detached and on the CPU.
+    """Pickled bytes of a value; tensors detached and on the CPU, parameters still parameters.
 
     Raises:
         ValueError: something in it cannot be pickled; the message says ``what`` was asked.
