@@ -62,6 +62,15 @@ def draw_timeline(timeline: Timeline, title: str, *, unit_s: float = 1e-3) -> Pi
     return _finished(figure, axes, title, timeline.provenance)
 
 
+def draw_slots(timeline: Timeline, title: str) -> Picture:
+    """One row a slot of a server, one bar a request; a free slot stays white."""
+    figure = Figure(figsize=(9, 0.9 + 0.3 * timeline.num_ranks))
+    axes = figure.subplots()
+    _draw_rows(axes, timeline, 1e-3, offset=0.0, height=0.7)
+    _label_ranks(axes, timeline.num_ranks, 1e-3, name="slot")
+    return _finished(figure, axes, title, timeline.provenance)
+
+
 def draw_plan_and_run(
     plan: Timeline,
     run: Timeline,
@@ -111,8 +120,8 @@ def _draw_rows(
             axes.text(start + width / 2, row, span.label, ha="center", va="center", size=7)
 
 
-def _label_ranks(axes, num_ranks: int, unit_s: float) -> None:
-    axes.set_yticks(range(num_ranks), [f"rank {rank}" for rank in range(num_ranks)])
+def _label_ranks(axes, num_ranks: int, unit_s: float, name: str = "rank") -> None:
+    axes.set_yticks(range(num_ranks), [f"{name} {rank}" for rank in range(num_ranks)])
     axes.invert_yaxis()
     axes.set_xlabel("time in ms" if unit_s == 1e-3 else "time in units of one forward")
 
@@ -129,24 +138,6 @@ def _explain_kinds(axes, spans: Sequence[Span], causes: Iterable[str] = ()) -> N
     axes.legend(
         handles=handles, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False, fontsize=8
     )
-
-
-def draw_waterfall(
-    steps: Mapping[str, float], *, title: str, ylabel: str, provenance: str
-) -> Picture:
-    """Bars that start where the one before ended, and a last one for their sum."""
-    figure = Figure(figsize=(1.6 + 1.1 * (len(steps) + 1), 3.4))
-    axes = figure.subplots()
-    reached = 0.0
-    for name, height in steps.items():
-        axes.bar(name, height, bottom=reached, color="#4c78a8" if not reached else "#f58518")
-        axes.text(name, reached + height, f"{height:.3g}", ha="center", va="bottom", size=8)
-        reached += height
-    axes.bar("sum", reached, color="#54a24b")
-    axes.text("sum", reached, f"{reached:.3g}", ha="center", va="bottom", size=8)
-    axes.set_ylim(0, 1.12 * reached)
-    axes.set_ylabel(ylabel)
-    return _finished(figure, axes, title, provenance)
 
 
 def draw_lines(

@@ -5,9 +5,9 @@ from labkit.lab.plots import (
     draw_lines,
     draw_matrix,
     draw_plan_and_run,
+    draw_slots,
     draw_stacks,
     draw_timeline,
-    draw_waterfall,
 )
 from labkit.measure.timeline import Span, Timeline
 from labkit.parallel.scheduling.gaps import Gap
@@ -26,6 +26,14 @@ def test_a_timeline_has_a_row_for_each_rank_and_a_bar_for_each_span():
     bars = [(b.get_x(), b.get_width()) for b in axes.patches if b.get_width() > 0]
     assert bars == [(0, 1), (1, 2)]
     assert is_png_with_title(picture, "predicted")
+
+
+def test_slots_are_called_slots():
+    spans = (Span(0, 0, 1, "7"), Span(1, 1, 3, "8"))
+    picture = draw_slots(Timeline(spans, 2, "virtual:lab"), "requests")
+    labels = [label.get_text() for label in picture.figure.axes[0].get_yticklabels()]
+    assert labels == ["slot 0", "slot 1"]
+    assert is_png_with_title(picture, "virtual:lab")
 
 
 @pytest.mark.parametrize("log", [False, True])
@@ -69,15 +77,6 @@ def test_a_plan_lies_above_its_run_on_the_same_rank():
     names = [text.get_text() for text in labelled.figure.axes[0].get_legend().get_texts()]
     assert names == ["forward", "gap: drain"]
     assert is_png_with_title(picture, "measured:cpu")
-
-
-def test_a_waterfall_ends_at_the_sum_of_its_steps():
-    picture = draw_waterfall(
-        {"ideal": 4.0, "bubble": 1.0}, title="t", ylabel="ms", provenance="virtual:lab"
-    )
-    ideal, bubble, total = picture.figure.axes[0].patches
-    assert bubble.get_y() == 4.0 and total.get_height() == 5.0
-    assert is_png_with_title(picture, "virtual:lab")
 
 
 def test_a_matrix_writes_every_value_and_leaves_the_diagonal_empty():
