@@ -77,11 +77,14 @@ def test_a_waterfall_ends_with_the_step_and_stands_over_the_devices_on_one_axis(
         Span(1, 0.15, 0.25, "F", "forward"),
     )
     t = timeline_telemetry(Timeline(spans, 2, "virtual:pair"), [1 << 20, None])
-    figure = draw_watched_waterfall({"ideal": 0.1, "bubble": 0.15}, t, "split").figure
+    figure = draw_watched_waterfall(
+        {"ideal": 0.1, "bubble": 0.1, "transfer": 0.05}, t, "split"
+    ).figure
     top, *rows = figure.axes
-    ideal, bubble = (patch.get_bbox() for patch in top.patches)
-    assert ideal.x0 == 0 and ideal.x1 == bubble.x0 == 100 and bubble.x1 == pytest.approx(250)
-    assert [text.get_text() for text in top.texts] == [" 100 ms", " 150 ms"]
+    ideal, bubble, transfer = (patch.get_bbox() for patch in top.patches)
+    assert ideal.x0 == 0 and ideal.x1 == bubble.x0 == 100 and bubble.x1 == transfer.x0 == 200
+    assert transfer.x1 == pytest.approx(250)
+    assert [text.get_text() for text in top.texts] == [" 100 ms", " 100 ms", " 50 ms"]
     assert len(rows) == 2 and all(row.get_xlim() == top.get_xlim() for row in rows)
     forward = rows[1].patches[0].get_bbox()
     assert forward.x0 == pytest.approx(150) and forward.x1 == pytest.approx(250)

@@ -157,7 +157,9 @@ def _clocks(gpu: nvitop.Device, name: str, wish: Wish) -> list[Step]:
     now = _known(name, "nvmlDeviceGetClockInfo", gpu, libnvml.NVML_CLOCK_SM)
     if wish.clocks_mhz[1] > most:
         raise ValueError(f"{name}: clocks_mhz={wish.clocks_mhz} is above the card's {most} MHz")
-    says = (f"clock {now} MHz", f"between {wish.clocks_mhz[0]} and {wish.clocks_mhz[1]} MHz")
+    low, high = wish.clocks_mhz
+    held = f"between {low} and {high} MHz" if low < high else f"held at {high} MHz"
+    says = (f"clock {now} MHz", held)
     return [Step(name, gpu.uuid(), "nvmlDeviceSetGpuLockedClocks", wish.clocks_mhz, *says)]
 
 
