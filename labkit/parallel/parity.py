@@ -16,30 +16,35 @@ class Parity:
     Attributes:
         max_abs_error: largest |candidate - reference| over all elements.
         max_rel_error: largest error of a tensor over that reference tensor's largest element; for
-            a tensor of mere rounding noise, over the largest element of all.
+            the tensors in ``noise``, over the largest element of all.
         worst: name of the tensor with the largest relative error.
         compared: number of tensors.
+        noise: names of those that differ, but are so small in both sets that their dtype cannot
+            tell them from 0. A wrong one of that size would not be seen; float64 shows it.
     """
 
     max_abs_error: float
     max_rel_error: float
     worst: str
     compared: int
+    noise: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        return (
+        text = (
             f"{self.compared} tensors, worst {self.worst}: "
             f"{self.max_abs_error:.2g} absolute, {self.max_rel_error:.2g} relative"
         )
-
-
-# Below this share of the largest element of all, a tensor is noise around an exact 0: a key bias
-# has no gradient, for softmax cancels it, and what float32 leaves of it differs with every order.
-NOISE = 1e-6
+        if self.noise:
+            text += f"; {len(self.noise)} of them 0 but for rounding, as {self.noise[0]}"
+        return text
 
 
 def compare(reference: Mapping[str, Tensor], candidate: Mapping[str, Tensor]) -> Parity:
     """Compare two sets of tensors that must be equal by name and shape.
+
+    A gradient can be exactly 0, as a key bias's is, for softmax cancels it: what rounding leaves
+    of it differs with every order of summing. So two tensors whose elements are at most the
+    (coarser) dtype's spacing at the largest element of all count as noise.
 
     Returns:
         The errors in float64. NaN or infinity in either makes both errors infinite.
@@ -48,20 +53,33 @@ def compare(reference: Mapping[str, Tensor], candidate: Mapping[str, Tensor]) ->
         ValueError: a name is missing or extra, or a shape differs; the message names it.
     """
     _check_names(reference, candidate)
-    absolute, relative, worst = 0.0, -1.0, ""
-    sizes = {name: t.detach().abs().max().item() for name, t in reference.items()}
-    largest = max(sizes.values())
+    absolute, relative, worst, noise = 0.0, -1.0, "", []
+    largest = max(_size(tensor) for tensor in reference.values())
     for name, expected in reference.items():
-        expected = expected.detach().double().cpu()
-        error = (candidate[name].detach().double().cpu() - expected).abs().max().item()
-        size = sizes[name] if sizes[name] > NOISE * largest else largest
+        found = candidate[name].detach().double().cpu()
+        error = (found - expected.detach().double().cpu()).abs().max().item()
+        spacing = max(_spacing(expected), _spacing(candidate[name])) * largest
+        size = _size(expected)
+        if error and max(size, _size(found)) <= spacing:
+            noise.append(name)
+            size = largest
         scaled = error / max(size, 1e-30)
         if not scaled < float("inf"):  # NaN compares false with everything
             error = scaled = float("inf")
         absolute = max(absolute, error)
         if scaled > relative:
             relative, worst = scaled, name
-    return Parity(absolute, relative, worst, len(reference))
+    return Parity(absolute, relative, worst, len(reference), tuple(noise))
+
+
+def _size(tensor: Tensor) -> float:
+    """The largest element."""
+    return tensor.detach().abs().max().item()
+
+
+def _spacing(tensor: Tensor) -> float:
+    """Of the numbers next to 1; integers are exact."""
+    return torch.finfo(tensor.dtype).eps if tensor.is_floating_point() else 0.0
 
 
 def _check_names(reference: Mapping[str, Tensor], candidate: Mapping[str, Tensor]) -> None:

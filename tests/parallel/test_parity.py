@@ -2,6 +2,8 @@ import pytest
 import torch
 from torch import nn
 
+from labkit.models.config import ModelConfig
+from labkit.models.transformer import Transformer, next_token_loss
 from labkit.parallel.parity import compare, gradients, joined
 
 
@@ -18,6 +20,50 @@ def test_the_worst_is_named_by_its_relative_error():
     assert parity.worst == "small" and parity.max_rel_error == pytest.approx(1.0)
     assert parity.max_abs_error == pytest.approx(1.0)
     assert "worst small" in str(parity)
+
+
+@pytest.mark.parametrize("wrong", [0.0, -2e-7, 2e-6])
+def test_a_wrong_gradient_of_a_small_tensor_does_not_hide_behind_a_large_one(wrong):
+    reference = {"large": torch.ones(2), "small": torch.full((2,), 2e-7)}
+    parity = compare(reference, {**reference, "small": torch.full((2,), wrong)})
+    assert parity.worst == "small" and parity.max_rel_error >= 1 and parity.noise == ()
+
+
+def test_what_rounding_leaves_of_a_zero_is_named_and_what_is_no_rounding_is_not_taken_for_it():
+    reference = {"large": torch.ones(2), "zero": torch.full((2,), 3e-9)}
+    parity = compare(reference, {**reference, "zero": torch.full((2,), -5e-9)})
+    assert parity.noise == ("zero",) and parity.max_rel_error < 1e-8
+    assert str(parity).endswith("; 1 of them 0 but for rounding, as zero")
+    grown = compare(reference, {**reference, "zero": torch.full((2,), 5e-6)})
+    assert grown.noise == () and grown.worst == "zero" and grown.max_rel_error > 1000
+
+
+def test_in_float64_the_same_small_gradient_is_told_from_zero():
+    reference = {"large": torch.ones(2).double(), "small": torch.full((2,), 3e-9).double()}
+    parity = compare(reference, {**reference, "small": torch.zeros(2).double()})
+    assert parity.noise == () and parity.max_rel_error == pytest.approx(1.0)
+
+
+def test_only_the_key_biases_of_the_model_are_rounding_and_float64_proves_them_zero():
+    config = ModelConfig(layers=2, width=32, heads=4, context=16)
+    ids = torch.randint(256, (4, 16), generator=torch.Generator().manual_seed(1))
+    found = {}
+    for dtype in (torch.float32, torch.float64):
+        model = Transformer(config).to(dtype)
+        next_token_loss(model(ids), ids.roll(1, 1)).backward()
+        found[dtype] = gradients(model)
+    parity = compare(found[torch.float64], found[torch.float32])
+    names = tuple(f"layers.{i}.attention.key.bias" for i in range(2))
+    assert parity.noise == names and parity.max_rel_error < 1e-5
+    zeros = {name: torch.zeros_like(t) for name, t in found[torch.float64].items() if t.ndim == 1}
+    exact = compare({n: found[torch.float64][n] for n in zeros}, zeros)  # to 1e-16 of the largest
+    assert exact.noise == names
+
+
+def test_a_counter_among_the_buffers_is_compared_exactly():
+    steps = {"weight": torch.ones(1), "num_batches_tracked": torch.tensor(5)}
+    parity = compare(steps, {**steps, "num_batches_tracked": torch.tensor(6)})
+    assert parity.worst == "num_batches_tracked" and parity.max_abs_error == 1
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
