@@ -84,7 +84,7 @@ def test_little_shared_memory_fails_with_several_gpus_and_warns_else(tmp_path, m
     monkeypatch.setattr(os, "statvfs", lambda path: small)
     assert system(tmp_path, num_gpus=2)["shared memory"].level == FAILURE
     assert system(tmp_path, num_gpus=1)["shared memory"].level == WARNING
-    assert "0.06 GiB" in system(tmp_path)["shared memory"].found
+    assert "64 MiB" in system(tmp_path)["shared memory"].found
 
 
 def test_wsl_is_recognised(tmp_path):

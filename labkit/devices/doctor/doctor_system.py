@@ -124,7 +124,8 @@ def _shared_memory(root: Path, num_gpus: int) -> Finding:
     gib = state.f_frsize * state.f_blocks / 2**30
     small = FAILURE if num_gpus > 1 else WARNING
     level = OK if gib >= SHARED_MEMORY_GIB else small
-    return Finding("shared memory", level, f"/dev/shm has {gib:.2f} GiB")
+    size = f"{gib:.2f} GiB" if gib >= 1 else f"{gib * 1024:.0f} MiB"
+    return Finding("shared memory", level, f"/dev/shm has {size}")
 
 
 def _open_files() -> Finding:
