@@ -11,24 +11,15 @@ parts of the model on the one CPU.
 
 from __future__ import annotations
 
-import os
 import sys
-import tempfile
-import time
-from collections.abc import Callable
-from datetime import timedelta
-from pathlib import Path
-from statistics import median
 
 import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
-from _quiet import wait_for_quiet
+from _on_ranks import on_ranks
+from _training_turns import Step, Turns, take_turns
 from torch import nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
 from labkit.models.config import ModelConfig
-from labkit.models.text import load_text
 from labkit.models.transformer import Transformer, next_token_loss
 from labkit.parallel.pipelining.pipeline import Pipeline
 from labkit.parallel.pipelining.stages import cut, even_block_ranges, layer_names
@@ -40,36 +31,16 @@ CONFIG = ModelConfig(layers=8, width=256, heads=4, context=128)
 RATE = 3e-4
 LONGEST_WAIT_S = 3.0
 YARDSTICK = "torch Schedule1F1B"
-Step = Callable[[torch.Tensor, torch.Tensor], object]
 
 
 def main(rounds: int = 9) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        mp.spawn(run_rank, (folder, rounds), nprocs=RANKS)
-        seconds, cpu_seconds, quiet = torch.load(Path(folder, "result"))
-    print(
-        f"{CONFIG.num_parameters:,} parameters, {ROWS} rows of {CONFIG.context} tokens, m={M}; "
-        f"{quiet} of {(rounds + 1) * len(seconds)} steps began on a quiet machine"
-    )
-    for way, own in seconds.items():
-        ratio = median(y / s for y, s in zip(seconds[YARDSTICK], own, strict=True))
-        rate = ROWS * CONFIG.context / median(own)
-        cpu = median(cpu_seconds[way])
-        print(f"  {way:34} {rate:7.0f} tokens/s  x {ratio:.2f} of {YARDSTICK}  {cpu:.3f} s of CPU")
+    print(f"{CONFIG.num_parameters:,} parameters, {ROWS} rows of {CONFIG.context} tokens, m={M}")
+    on_ranks(RANKS, run_rank, rounds)[0].show(YARDSTICK, ROWS * CONFIG.context)
 
 
-def run_rank(rank: int, folder: str, rounds: int) -> None:
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    torch.set_num_threads(1)
-    store = dist.FileStore(f"{folder}/store", RANKS)
-    limit = timedelta(seconds=60)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS, timeout=limit)
-    ways = make_ways(rank)
-    result = time_ways(ways, rounds, rank)
-    if rank == 0:
-        torch.save(result, Path(folder, "result"))
-    dist.barrier()
-    dist.destroy_process_group()
+def run_rank(rank: int, rounds: int) -> Turns:
+    size = dict(rows=ROWS, tokens=CONFIG.context)
+    return take_turns(make_ways(rank), rounds, **size, longest_wait_s=LONGEST_WAIT_S)
 
 
 def make_ways(rank: int) -> dict[str, Step]:
@@ -87,42 +58,10 @@ def make_ways(rank: int) -> dict[str, Step]:
     }
     for name, make in alone.items():
         try:
-            ways[name] = make() if rank == 0 else lambda inputs, targets: None
+            ways |= {name: make()} if rank == 0 else {}
         except ImportError as error:
-            if rank == 0:
-                print(f"  {name}: not compared, {error}")
+            print(f"  {name}: not compared, {error}")
     return ways
-
-
-def time_ways(ways: dict[str, Step], rounds: int, rank: int) -> tuple[dict, dict, int]:
-    """By way and round, seconds from one barrier to the next and CPU seconds of all ranks.
-
-    The first round warms up and is left out. The third value counts the waits that ended in quiet.
-    """
-    names, text = everywhere(list(ways)), load_text()
-    seconds, cpu_seconds, quiet = {n: [] for n in names}, {n: [] for n in names}, []
-    for turn in range(rounds + 1):
-        inputs, targets = text.batch(ROWS, CONFIG.context, step=turn)
-        for name in names if turn % 2 else reversed(names):
-            if rank == 0:
-                quiet.append(wait_for_quiet(LONGEST_WAIT_S))
-            dist.barrier()
-            start_s, cpu_start_s = time.perf_counter(), time.process_time()
-            ways.get(name, lambda *_: None)(inputs, targets)
-            dist.barrier()
-            spent = torch.tensor([time.process_time() - cpu_start_s])
-            seconds[name].append(time.perf_counter() - start_s)
-            dist.all_reduce(spent)
-            cpu_seconds[name].append(spent.item())
-    counted = [{n: own[1:] for n, own in kept.items()} for kept in (seconds, cpu_seconds)]
-    return *counted, quiet.count(True)
-
-
-def everywhere(names: list[str]) -> list[str]:
-    """Rank 0's names: only it has tried to import the others."""
-    box = [names]
-    dist.broadcast_object_list(box)
-    return box[0]
 
 
 def own_stage(rank: int) -> nn.Module:

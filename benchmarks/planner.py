@@ -8,16 +8,10 @@ whole preset predicted, one process. Wall-clock time of several ranks is left to
 
 from __future__ import annotations
 
-import os
-import pickle
-import tempfile
-from datetime import timedelta
 from functools import partial
-from pathlib import Path
 
 import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
+from _on_ranks import on_ranks
 
 from labkit.devices.inventory import virtual_devices
 from labkit.measure.step_trace import read_traces
@@ -97,24 +91,6 @@ def with_seconds(config, choice: Choice, rows: int):
 def batch(rows: int) -> torch.Tensor:
     draw = torch.Generator().manual_seed(0)
     return torch.randint(CONFIG.vocabulary, (rows, CONFIG.context), generator=draw)
-
-
-def on_ranks(count: int, function, *args) -> list:
-    """What ``function(rank, *args)`` returns on each of so many processes."""
-    with tempfile.TemporaryDirectory() as folder:
-        mp.spawn(rank_program, (count, folder, function, args), nprocs=count)
-        return [pickle.loads(Path(folder, f"{rank}").read_bytes()) for rank in range(count)]
-
-
-def rank_program(rank: int, count: int, folder: str, function, args: tuple) -> None:
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo0" if os.uname().sysname == "Darwin" else "lo"
-    torch.set_num_threads(1)
-    store = dist.FileStore(f"{folder}/store", count)
-    limit = timedelta(seconds=60)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=count, timeout=limit)
-    Path(folder, f"{rank}").write_bytes(pickle.dumps(function(rank, *args)))
-    dist.barrier()
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -12,19 +12,14 @@ never was is marked, and left out of the summary: its measured side is too slow.
 
 from __future__ import annotations
 
-import os
-import pickle
 import sys
-import tempfile
-from datetime import timedelta
-from pathlib import Path
 from statistics import median
 from time import monotonic
 
 import psutil
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
+from _on_ranks import on_ranks
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
 from labkit.measure.virtual.calibration import (
@@ -47,9 +42,7 @@ CALLS = int(sys.argv[1]) if len(sys.argv) > 1 else 9
 
 
 def main() -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        mp.spawn(rank_program, (folder,), nprocs=2)
-        found = [pickle.loads(Path(folder, f"rank{rank}").read_bytes()) for rank in (0, 1)]
+    found = on_ranks(2, rank_program)
     errors: list[float] = []
     alone = [found[0]["one process", m] for m in (1, 4, 16)]
     rates = learn_rates(map(with_measured_costs, alone))
@@ -73,13 +66,7 @@ def main() -> None:
         print(f"error of {len(errors)}: median {median(errors):.1%}, largest {max(errors):.1%}")
 
 
-def rank_program(rank: int, folder: str) -> None:
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    torch.set_num_threads(1)
-    store = dist.FileStore(f"{folder}/store", 2)
-    dist.init_process_group(
-        "gloo", store=store, rank=rank, world_size=2, timeout=timedelta(seconds=120)
-    )
+def rank_program(rank: int) -> dict:
     found: dict = {"quiet": {}}
     for name, m in CONFIGURATIONS:
         quiet_before = wait_for_quiet(rank)
@@ -94,9 +81,7 @@ def rank_program(rank: int, folder: str) -> None:
             found[name, m] = record_step(step, hold=hold, warm_up=2, timed=CALLS)
         quiet_after = wait_for_quiet(rank, seconds=0.6)
         found["quiet"][name, m] = quiet_before and quiet_after
-    Path(folder, f"rank{rank}").write_bytes(pickle.dumps(found))
-    dist.barrier()
-    dist.destroy_process_group()
+    return found
 
 
 def wait_for_quiet(rank: int, seconds: float = 60.0) -> bool:
