@@ -151,7 +151,7 @@ def test_a_hugging_face_model_by_path_is_planned_and_equals_its_own_forward(tmp_
 
 SPLITS = [
     Choice(Layout(pipeline=2, microbatches=2)),
-    Choice(Layout(pipeline=2, microbatches=4), "interleaved 1F1B"),
+    Choice(Layout(pipeline=2, microbatches=4), "GPipe"),
 ]
 
 

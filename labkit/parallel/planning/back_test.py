@@ -24,14 +24,17 @@ class Comparison:
         return self.predicted.step_time_s / self.ran.step_time_s - 1
 
     @property
-    def memory_error(self) -> float:
-        """Of the rank where it is largest in size, predicted over counted, less 1."""
+    def memory_error(self) -> float | None:
+        """Of the rank where it is largest in size, predicted over counted, less 1.
+
+        None where nobody counted.
+        """
         errors = [
             self.predicted.memory_of(rank).peak_bytes / peak - 1
             for rank, peak in enumerate(self.ran.peak_bytes)
             if peak is not None
         ]
-        return max(errors, key=abs)
+        return max(errors, key=abs, default=None)
 
 
 @dataclass(frozen=True)
@@ -50,9 +53,10 @@ class BackTest:
         return max(abs(row.time_error) for row in self.rows)
 
     @property
-    def worst_memory_error(self) -> float:
-        """Without its sign."""
-        return max(abs(row.memory_error) for row in self.rows)
+    def worst_memory_error(self) -> float | None:
+        """Without its sign; None where nobody counted."""
+        errors = [abs(row.memory_error) for row in self.rows if row.memory_error is not None]
+        return max(errors, default=None)
 
     @property
     def first_choice_loss(self) -> float:
@@ -69,7 +73,7 @@ class BackTest:
                 f"{row.predicted.step_time_s * 1e3:.2f}",
                 f"{row.ran.step_time_s * 1e3:.2f}",
                 f"{row.time_error:+.1%}",
-                f"{row.memory_error:+.1%}",
+                "?" if row.memory_error is None else f"{row.memory_error:+.1%}",
             )
             for row in self.rows
         ]
