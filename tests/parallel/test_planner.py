@@ -120,15 +120,25 @@ def random_cases(seed):
         one = plan(config, machine("lab", 1), batch=batch).best.peak_bytes
         capacity = int(draw.uniform(0.3, 1.2) * one)
         found = plan(config, with_memory("lab", 2, capacity), batch=batch)
-        for prediction in {
-            *found.ranked[:1],
-            *draw.sample(found.ranked, min(3, len(found.ranked))),
-        }:
-            yield config, prediction.choice, batch, capacity
+        drawn = draw.sample(found.ranked, min(3, len(found.ranked)))
+        kinds = {kind_of(prediction.choice): prediction for prediction in reversed(found.ranked)}
+        for choice in dict.fromkeys(p.choice for p in [*found.ranked[:1], *drawn, *kinds.values()]):
+            yield config, choice, batch, capacity
+
+
+def kind_of(choice):
+    """What the engine runs by other code."""
+    layout = choice.layout
+    return choice.schedule, layout.style, layout.sequence, choice.is_sharded, choice.levers
 
 
 def test_what_is_proposed_for_random_models_and_devices_runs_and_fits():
     cases = list(random_cases(seed=0))
+    kinds = {kind_of(choice) for _, choice, _, _ in cases}
+    schedules, styles, sequences, sharded, levers = map(set, zip(*kinds, strict=True))
+    assert {"1F1B", "interleaved", "zero bubble", "zero bubble V"} <= schedules
+    assert {"hand", "dtensor"} <= styles and True in sequences and True in sharded
+    assert {Levers(), Levers(checkpointing=True)} <= levers
     for ranks in (1, 2):
         proposed = [case for case in cases if case[1].layout.ranks == ranks]
         assert len(proposed) > 2

@@ -11,6 +11,7 @@ from spawned import run_ranks
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from labkit.devices.machines import machine
+from labkit.measure.memory import held_bytes
 from labkit.measure.virtual.virtual_clock import play
 from labkit.measure.virtual.virtual_step import record_step
 from labkit.models.config import ModelConfig, preset
@@ -37,8 +38,10 @@ CHOICES = {
     2: [
         Choice(Layout(pipeline=2, microbatches=4)),
         Choice(Layout(pipeline=2, microbatches=4), "GPipe"),
-        Choice(Layout(pipeline=2, microbatches=4), "interleaved 1F1B"),
+        Choice(Layout(pipeline=2, microbatches=4), "interleaved"),
         Choice(Layout(pipeline=2, microbatches=4), levers=Levers(checkpointing=True)),
+        Choice(Layout(pipeline=2, microbatches=4), "zero bubble", Levers(autocast=True)),
+        Choice(Layout(pipeline=2, microbatches=4), "zero bubble V"),
         Choice(Copies(data=2, microbatches=1)),
         Choice(Layout(tensor=2, microbatches=1)),
         Choice(Layout(tensor=2, microbatches=1, tensor_style="dtensor"), levers=BOTH),
@@ -48,7 +51,9 @@ CHOICES = {
     ],
     4: [
         Choice(Layout(pipeline=4, microbatches=8)),
+        Choice(Layout(pipeline=4, microbatches=8), "zero bubble"),
         Choice(Copies(pipeline=2, data=2, microbatches=2)),
+        Choice(Copies(pipeline=2, data=2, microbatches=4), "zero bubble V"),
         Choice(Layout(pipeline=2, tensor=2, microbatches=2), levers=BOTH),
         Choice(Copies(data=2, tensor=2, microbatches=1)),
         Choice(Copies(data=2, tensor=2, microbatches=1, order=("tensor", "pipeline", "data"))),
@@ -64,18 +69,29 @@ CHOICES = {
 
 def _recordings(rank, count):
     ids = torch.randint(256, (BATCH, CONFIG.context), generator=torch.Generator().manual_seed(0))
-    found = []
+    found, state = [], []
     for choice in CHOICES[count]:
         training = train_choice(CONFIG, choice, CPU)
         step = partial(training.step, ids, ids.roll(1, 1))
         step()  # the optimizer's state is there from now on
         found.append(record_step(step, hold=[training.model, training.optimizer]))
-    return found
+        held = held_bytes(training.model, training.optimizer)
+        state.append((held.parameters, held.optimizer))
+    return found, state
 
 
 @cache
+def ran_on(count):
+    return run_ranks(_recordings, count, count)
+
+
 def recordings(count):
-    by_rank = run_ranks(_recordings, count, count)
+    by_rank = [found for found, _ in ran_on(count)]
+    return dict(zip(CHOICES[count], zip(*by_rank, strict=True), strict=True))
+
+
+def state(count):
+    by_rank = [held for _, held in ran_on(count)]
     return dict(zip(CHOICES[count], zip(*by_rank, strict=True), strict=True))
 
 
@@ -143,13 +159,13 @@ def test_a_rank_predicts_no_divided_layer():
         dist.destroy_process_group()
 
 
-def test_parameters_and_optimizer_state_are_exact():
-    choice = Choice(Layout(pipeline=2, microbatches=4))
-    predicted = predict_training(LabChain(CONFIG), choice, machine("lab", 2), BATCH)
-    values = sum(memory.parameters for memory in predicted.memory) // 4
-    assert values == CONFIG.num_parameters
-    tensors = 2 + 16 * CONFIG.layers + 3
-    assert sum(m.optimizer for m in predicted.memory) == 8 * values + 4 * tensors
+@pytest.mark.parametrize("choice", CASES, ids=named)
+def test_weights_and_optimizer_state_are_exact(choice):
+    held = state(choice.layout.ranks)[choice]
+    predicted = predict_training(CHAIN, choice, machine("lab", choice.layout.ranks), BATCH)
+    for rank, (parameters, optimizer) in enumerate(held):
+        memory = predicted.memory_of(rank)
+        assert (memory.parameters, memory.optimizer) == (parameters, optimizer)
 
 
 @pytest.mark.parametrize(
@@ -158,7 +174,7 @@ def test_parameters_and_optimizer_state_are_exact():
         (Choice(Layout(pipeline=4, microbatches=4)), 8, "needs 4 devices, 'lab-2x.* has 2"),
         (Choice(Layout(pipeline=2, microbatches=4)), 6, "batch=6 rows must be divisible"),
         (Choice(Layout(tensor=3, microbatches=1)), 8, "heads=4 .* must be divisible by t=3"),
-        (Choice(Layout(pipeline=2, microbatches=2), "interleaved 1F1B"), 3, "batch=3 rows"),
+        (Choice(Layout(pipeline=2, microbatches=2), "interleaved"), 3, "batch=3 rows"),
     ],
 )
 def test_what_is_out_of_range_is_refused_with_the_reason(choice, batch, message):
@@ -169,6 +185,8 @@ def test_what_is_out_of_range_is_refused_with_the_reason(choice, batch, message)
 def test_a_choice_that_no_engine_runs_is_refused():
     with pytest.raises(ValueError, match="schedule='ZB' is unknown"):
         Choice(Layout(pipeline=2), "ZB")
+    with pytest.raises(ValueError, match="W would run a layer's forward again"):
+        Choice(Layout(pipeline=2), "zero bubble", Levers(checkpointing=True))
     with pytest.raises(ValueError, match="whose stages are divided runs 1F1B"):
         Choice(Layout(pipeline=2, tensor=2), "GPipe")
     with pytest.raises(ValueError, match="takes its batch in one piece"):

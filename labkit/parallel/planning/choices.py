@@ -2,23 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from labkit.parallel.planning.levers import Levers
-from labkit.parallel.scheduling.schedules import (
-    Schedule,
-    gpipe,
-    interleaved_one_f_one_b,
-    one_f_one_b,
-)
+from labkit.parallel.scheduling.every_schedule import BUILDERS
+from labkit.parallel.scheduling.schedules import Schedule
 from labkit.parallel.sharding.layouts import Layout
-
-SCHEDULES: dict[str, Callable[[int, int], Schedule]] = {
-    "1F1B": one_f_one_b,
-    "GPipe": gpipe,
-    "interleaved 1F1B": interleaved_one_f_one_b,
-}
 
 
 @dataclass(frozen=True)
@@ -28,7 +17,7 @@ class Choice:
     Args:
         layout: ranks along the axes, and microbatches. Without a pipeline the microbatches are
             passed one after the other (gradient accumulation).
-        schedule: of the pipeline, a name in ``SCHEDULES``.
+        schedule: of the pipeline, a name in ``BUILDERS``.
         levers: checkpointing and autocast.
 
     Raises:
@@ -40,9 +29,14 @@ class Choice:
     levers: Levers = Levers()
 
     def __post_init__(self) -> None:
-        if self.schedule not in SCHEDULES:
+        if self.schedule not in BUILDERS:
             raise ValueError(
-                f"schedule={self.schedule!r} is unknown; choose one of {', '.join(SCHEDULES)}"
+                f"schedule={self.schedule!r} is unknown; choose one of {', '.join(BUILDERS)}"
+            )
+        if self.splits_backward and self.levers.checkpointing:
+            raise ValueError(
+                f"schedule={self.schedule!r} with checkpointing: W would run a layer's forward "
+                "again for each group of its weights; use 1F1B, or no checkpointing"
             )
         divided = self.layout.tensor > 1 or self.is_sharded
         if self.schedule != "1F1B" and divided:
@@ -55,7 +49,6 @@ class Choice:
                 f"microbatches={self.layout.microbatches} with {self.layout}: without a pipeline "
                 "a divided model takes its batch in one piece"
             )
-        self.built_schedule()
 
     @property
     def is_sharded(self) -> bool:
@@ -63,12 +56,17 @@ class Choice:
         return self.layout.data > 1 and self.layout.data_style == "fsdp"
 
     @property
+    def splits_backward(self) -> bool:
+        """The schedule runs I and W in place of B."""
+        return any(action.kind == "I" for action in self.built_schedule())
+
+    @property
     def in_one_piece(self) -> bool:
         """No microbatches: a forward and a backward of the whole batch."""
         return self.layout.pipeline == 1 and self.layout.microbatches == 1
 
     def built_schedule(self) -> Schedule:
-        return SCHEDULES[self.schedule](self.layout.pipeline, self.layout.microbatches)
+        return BUILDERS[self.schedule](self.layout.pipeline, self.layout.microbatches)
 
     def with_levers(self, levers: Levers) -> Choice:
         return replace(self, levers=levers)

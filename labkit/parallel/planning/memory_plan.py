@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from labkit.parallel.planning.stage_memory import StageMemory
 from labkit.parallel.scheduling.messages import Message
 from labkit.parallel.scheduling.rank_program import Instruction, RankProgram
+from labkit.parallel.scheduling.schedules import Action
 
 LOSS_BYTES = 4
 
@@ -116,27 +117,42 @@ class _Walk:
             if stage.gathered is not None and stage.gathered.kept:
                 self.gathered.add(action.stage)
             self.held[key] = entered
-            moment = self._moment(stage.forward_peak_bytes(gathered=gathered), 0)
-            self.held[key] += stage.held_bytes
-            self._send(instruction, 0 if stage.output_is_kept else stage.message_bytes)
+            moment = self._moment(stage.forward_peak_bytes(gathered=gathered))
+            self.held[key] += stage.held_bytes + stage.root_bytes
+            named = stage.output_is_kept or stage.root_bytes
+            self._send(instruction, 0 if named else stage.message_bytes)
             return moment
-        first = action.stage not in self.has_gradients
-        # what the microbatch holds counts in the stage's own peak, all but the stage's input
-        inside = stage.held_bytes
-        peak = stage.backward_peak_bytes(first=first, gathered=gathered)
+        if action.kind == "I":
+            moment = self._moment(stage.input_peak_bytes)
+            # the first stage leaves all to W, and keeps the gradient that came in for it
+            changed = stage.waiting_bytes - stage.root_bytes if stage.split else entered
+            self.held[key] += changed
+            self._send(instruction, stage.input_bytes)
+            return moment
+        moment = self._moment(self._backward_peak(action, gathered))
         self.gathered.discard(action.stage)
-        moment = self._moment(peak - inside, 0)
         self.has_gradients.add(action.stage)
         del self.held[key]
-        self._send(instruction, stage.input_bytes)
+        if action.kind == "B":
+            self._send(instruction, stage.input_bytes)
         return moment
 
-    def _moment(self, temporary: int, messages: int) -> DeviceMemory:
+    def _backward_peak(self, action: Action, gathered: bool) -> int:
+        """Of B or W, beside what is held of the microbatch."""
+        stage, first = self.stages[action.stage], action.stage not in self.has_gradients
+        if action.kind == "W" and stage.split:
+            return stage.weight_peak_bytes(first=first)
+        # what the microbatch holds counts in the stage's own peak, all but the stage's input
+        peak = stage.backward_peak_bytes(first=first, gathered=gathered) - stage.held_bytes
+        # and a W's incoming gradient has been held since its I
+        return peak - (stage.message_bytes if action.kind == "W" else 0)
+
+    def _moment(self, temporary: int) -> DeviceMemory:
         posted = sum(self._size(m) for m in self.posted.values() if m is not None)
         return DeviceMemory(
             gradients=sum(self.stages[s].gradient_bytes for s in self.has_gradients),
             activations=sum(self.held.values()),
-            messages=messages + posted + sum(self.sent.values()) + sum(self.local.values()),
+            messages=posted + sum(self.sent.values()) + sum(self.local.values()),
             temporary=temporary,
         )
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import product
 
 from labkit.devices.inventory import DeviceSet
 from labkit.devices.machines import machine as named_machine
@@ -14,6 +13,7 @@ from labkit.measure.virtual.virtual_program import OperatorCost
 from labkit.models.config import ModelConfig
 from labkit.parallel.placing.placement_view import readable_bytes
 from labkit.parallel.planning import plan_view
+from labkit.parallel.planning.candidates import candidates, in_words
 from labkit.parallel.planning.choices import Choice
 from labkit.parallel.planning.layer_chains import LabChain, LayerChain
 from labkit.parallel.planning.levers import Levers
@@ -35,10 +35,15 @@ DEFAULT_LEVERS = (Levers(), Levers(checkpointing=True))
 
 @dataclass(frozen=True)
 class Rejected:
-    """A layout that is not among the ranked ones, and why."""
+    """A layout that is not among the ranked ones, and why.
+
+    Attributes:
+        excess: times the memory that there is, where that is what lacks.
+    """
 
     what: str
     reason: str
+    excess: float | None = None
 
 
 @dataclass(frozen=True)
@@ -75,8 +80,8 @@ class Plan:
     @property
     def advice(self) -> str:
         """What lacks where nothing fits."""
-        reasons = [r for r in self.rejected if "needs" in r.reason]
-        nearest = min(reasons, key=lambda r: _needed(r.reason), default=None)
+        too_large = [r for r in self.rejected if r.excess is not None]
+        nearest = min(too_large, key=lambda r: r.excess, default=None)
         if nearest is None:
             return self.rejected[0].reason if self.rejected else "no layout is legal"
         return (
@@ -98,10 +103,6 @@ class Plan:
 
     def _repr_html_(self) -> str:
         return plan_view.as_html(self)
-
-
-def _needed(reason: str) -> float:
-    return float(reason.rsplit("(", 1)[1].split(" times", 1)[0])
 
 
 def plan(
@@ -163,29 +164,6 @@ def machine_of(devices: DeviceSet | Machine) -> Machine:
     return devices
 
 
-def candidates(count: int, batch: int) -> Iterator[tuple[dict, str]]:
-    """Settings of layouts, and schedules, over all divisors of the number of devices.
-
-    Pipelines get one, two and four times as many microbatches as stages; without a pipeline, more
-    microbatches only save memory, and are tried while they are needed. GPipe is left out: it is as
-    fast as 1F1B and never leaner. Of more than eight devices either all are used or one.
-    """
-    sizes = [n for n in range(1, count + 1) if count % n == 0]
-    totals = sizes if count <= 8 else (1, count)
-    for p, d, t in product(sizes, sizes, sizes):
-        if p * d * t not in totals:
-            continue
-        settings = {"pipeline": p, "data": d, "tensor": t, "data_style": "copies"}
-        if d > 1:
-            yield settings | {"data_style": "fsdp", "microbatches": p}, "1F1B"
-        if p == 1:
-            yield settings | {"microbatches": 1}, "1F1B"
-            continue
-        for times, schedule in product((1, 2, 4), ("1F1B", "interleaved 1F1B")):
-            if p * times <= batch and not (t > 1 and schedule != "1F1B"):
-                yield settings | {"microbatches": p * times}, schedule
-
-
 class _Search:
     """Predicts candidates, and sorts them into found and rejected."""
 
@@ -207,7 +185,7 @@ class _Search:
             choice = Choice(Layout(**settings), schedule)
             check_choice(self.chain, choice, self.batch)
         except ValueError as error:
-            self.rejected.append(Rejected(_in_words(settings, schedule), str(error)))
+            self.rejected.append(Rejected(in_words(settings, schedule), str(error)))
             return
         nearest = None
         for tried in self._from_lightest(choice):
@@ -217,12 +195,17 @@ class _Search:
                 return
             if nearest is None or excess < nearest[0]:
                 nearest = excess, step
+        if nearest is None:
+            reason = "a split backward does not go with checkpointing, the only lever asked for"
+            self.rejected.append(Rejected(str(choice), reason))
+            return
         self.rejected.append(self._too_large(*nearest))
 
     def _from_lightest(self, choice: Choice) -> Iterator[Choice]:
         """The choice with each lever; without a pipeline also in more and more microbatches."""
         for lever in self.levers:
-            yield choice.with_levers(lever)
+            if not (choice.splits_backward and lever.checkpointing):
+                yield choice.with_levers(lever)
         layout, m = choice.layout, 2
         if layout.pipeline > 1 or layout.tensor > 1 or choice.is_sharded:
             return
@@ -247,10 +230,4 @@ class _Search:
             f"{readable_bytes(capacity)}, {MARGIN:.0%} of it left free ({excess:.3g} times what "
             "there is)"
         )
-        return Rejected(str(step.choice), reason)
-
-
-def _in_words(settings: dict, schedule: str) -> str:
-    names = {k: v for k, v in settings.items() if v not in (1, "copies")}
-    listed = " ".join(f"{k} {v}" for k, v in names.items())
-    return f"{listed}, {schedule}" if settings["pipeline"] > 1 else listed or "one device"
+        return Rejected(str(step.choice), reason, excess)

@@ -53,9 +53,9 @@ def _split(recorder: Recorder, layer: nn.Module, make_input: MakeInput, loss):
     before = recorder.storages.bytes
     with recorder:
         begin = None if loss is not None else [torch.empty(())]
-        _, unfinished = stage_backward_input([root], begin, [x], iter(trained_weights(layer)))
+        unfinished = stage_backward_input([root], begin, [x], iter(trained_weights(layer)))[1]
     inputs = recorder.take()
-    x.grad = None
+    x.grad = None  # sent to the stage before
     between = recorder.storages.bytes
     with recorder:
         stage_backward_weight(iter(trained_weights(layer)), unfinished)

@@ -24,11 +24,13 @@ class StageMemory:
         gathered: what FSDP2 holds beside the rank's shards; None where the stage is not sharded.
         split: the layers' backwards in halves; () where the stage runs none: W of the first stage
             is a whole backward, since nobody waits for its I.
+        keeps_root: the schedule splits backwards, also where the stage has nothing to split.
     """
 
     layers: tuple[LayerProfile, ...]
     gathered: GatheredMemory | None = None
     split: tuple[SplitBackward, ...] = ()
+    keeps_root: bool = False
 
     def passes(self, kind: Kind, *, makes_gradients: bool) -> list[Pass]:
         """What the layers run in an action.
@@ -121,6 +123,33 @@ class StageMemory:
             elif first:
                 made += layer.gradient_bytes // self.shards
         return peak if its is None else max(peak, made + its.scatter_of_rest())
+
+    @property
+    def root_bytes(self) -> int:
+        """Of the output, from which a split backward starts and which so is held until then."""
+        return self.message_bytes if self.keeps_root and not self.output_is_kept else 0
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Between I and W, beside what is held from the forward."""
+        return sum(half.waiting_bytes for half in self.split)
+
+    @property
+    def input_peak_bytes(self) -> int:
+        """Most during an I, beside what is held of its microbatch; 0 where I has nothing to do."""
+        peak, waiting = 0, 0
+        for half in reversed(self.split):
+            peak = max(peak, waiting + half.inputs.peak_bytes)
+            waiting += half.waiting_bytes
+        return peak
+
+    def weight_peak_bytes(self, *, first: bool) -> int:
+        """Most during a W, beside what is held of its microbatch and waits since I."""
+        peak, made = 0, 0
+        for half, layer in zip(self.split, self.layers, strict=True):
+            peak = max(peak, made + (half.first_weights if first else half.weights).peak_bytes)
+            made += layer.gradient_bytes if first else 0
+        return peak
 
     @property
     def _forward_peaks(self) -> list[int]:

@@ -16,6 +16,7 @@ from labkit.parallel.planning.layer_chains import Division, LayerChain
 from labkit.parallel.planning.memory_plan import DeviceMemory
 from labkit.parallel.planning.optimizer_rehearsal import MakeOptimizer, rehearse_optimizer
 from labkit.parallel.planning.rank_groups import all_ranks, rank_grid
+from labkit.parallel.planning.split_rehearsal import SplitBackward
 from labkit.parallel.planning.stage_memory import StageMemory
 from labkit.parallel.planning.training_memory import rank_memory
 from labkit.parallel.scheduling.messages import needed_by
@@ -62,7 +63,7 @@ class TrainingStep:
         held, levers = self.ranges[number], self.choice.levers
         division, whole = Division.of(self.layout), self.choice.in_one_piece
         layers = [self.chain.profile(i, self.rows, levers, division, whole) for i in held]
-        splits = number > 0 and any(action.kind == "I" for action in self.schedule)
+        splits = self.choice.splits_backward
         gathered = None
         if self.choice.is_sharded:
             gathered = GatheredMemory(
@@ -74,8 +75,13 @@ class TrainingStep:
         return StageMemory(
             tuple(layers),
             gathered,
-            tuple(self.chain.split_backward(i, self.rows, levers) for i in held) if splits else (),
+            self._split(held) if splits and number > 0 else (),
+            splits,
         )
+
+    def _split(self, held: range) -> tuple[SplitBackward, ...]:
+        levers = self.choice.levers
+        return tuple(self.chain.split_backward(i, self.rows, levers) for i in held)
 
     @property
     def waited_s(self) -> tuple[float, ...]:

@@ -158,11 +158,6 @@ def unit_shapes(config: ModelConfig, layout: Layout, stage: int) -> list[list[tu
     return [_block_shapes(config, layout.tensor)] * blocks + [rest]
 
 
-def unit_sizes(config: ModelConfig, layout: Layout, stage: int) -> list[list[int]]:
-    """Elements of the same parameters."""
-    return [[_values(shape) for shape in unit] for unit in unit_shapes(config, layout, stage)]
-
-
 def _block_shapes(config: ModelConfig, t: int) -> list[tuple[int, ...]]:
     D, H = config.width, config.expansion * config.width
     columns = [(D // t, D)] * 3 + [(H // t, D)]
