@@ -102,7 +102,11 @@ def test_a_traced_generate_is_read_with_decode_steps_as_wide_as_the_lab_machine_
 
 def traced_ways(rank: int, size: int):
     devices, decoder = virtual_devices("lab", size), LabDecoder(Transformer(CONFIG))
+    uneven = [range(0, 1), range(1, CONFIG.layers)]
     ways = {"layers": {}, "pipelined": {"groups": size}, "tensor": {"tensor": True}}
+    ways["uneven"] = {"layers": uneven}
+    with pytest.raises(ValueError, match="choose one of the two ways"):
+        trace_generation(decoder, [], new_tokens=1, devices=devices, tensor=True, layers=uneven)
     return {
         way: trace_generation(decoder, prompts(4), new_tokens=NEW, devices=devices, **settings)
         for way, settings in ways.items()
@@ -119,6 +123,8 @@ def test_traces_of_every_way_give_the_same_tokens_and_leave_the_model_whole():
     expected = generate(
         OneDevice(LabDecoder(Transformer(CONFIG))), prompts(4), new_tokens=NEW
     ).tokens
-    assert [reading.tokens for reading in readings.values()] == [expected] * 3
+    assert [reading.tokens for reading in readings.values()] == [expected] * 4
+    first, second = readings.pop("uneven").peak_bytes
+    assert second > 2 * first, "three layers and the head beside one layer and the embedding"
     assert all(max(r.peak_bytes) < alone.peak_bytes for r in readings.values())
     assert len(readings["pipelined"].times.first_token_s) == 2
