@@ -103,6 +103,7 @@ def load_pretrained(path: str | Path | None = None) -> Pretrained:
         )
         model = transformers.AutoModelForCausalLM.from_pretrained(
             folder,
+            config=config,  # so that a GGUF file is not parsed once more
             local_files_only=True,
             dtype=torch.float32,
             **(where or {"use_safetensors": True}),
