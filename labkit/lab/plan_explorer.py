@@ -22,6 +22,7 @@ def explore_plans(
     count: int = 4,
     batch: int = 16,
     counts: Sequence[int] = COUNTS,
+    first: Plan | None = None,
     headless: bool = False,
 ) -> Plan:
     """Show the plan, and sliders that change it; a click on the button plans anew.
@@ -29,12 +30,13 @@ def explore_plans(
     Args:
         machine_name, count, batch: to begin with.
         counts: of devices, to choose from.
+        first: the plan for these settings, where it is known already.
         headless: nobody moves a slider: the plan is shown once, without widgets.
 
     Returns:
         The first plan.
     """
-    first = plan(config, machine(machine_name, count), batch=batch)
+    first = first or plan(config, machine(machine_name, count), batch=batch)
     if headless:
         display(first)
         return first

@@ -30,13 +30,15 @@ def batch():
 
 def _on_cores(rank):
     learnt = learn_this_machine(CONFIG, *batch(), microbatches=(1, 4))
-    return *learnt, time_in_turn(CONFIG, [ONE, TWO], *batch(), rounds=3)
+    return *learnt, time_in_turn(CONFIG, [ONE, TWO], *batch(), enough=2, most_rounds=3)
 
 
 def test_a_machine_is_learnt_from_single_ranks_and_predicts_layouts_over_two():
     by_rank = run_ranks(_on_cores, 2)
     here, rates, _ = by_rank[0]
     assert here.count == 2 and rates.lines["aten::addmm"][1] > 0
+    counts = [len(steps[choice]) for _, _, steps in by_rank for choice in (ONE, TWO)]
+    assert counts[:2] == counts[2:] and all(2 <= count <= 3 for count in counts)
     found = plan(CONFIG, here, batch=16, cost=rates.cost)
     quietest = least_disturbed({rank: steps for rank, (_, _, steps) in enumerate(by_rank)})
     tested = back_test(found, quietest.readings)

@@ -36,6 +36,7 @@ from labkit.parallel.sharding.layouts import AXES, Layout
 
 CPU = torch.device("cpu")
 LINK_TRIES = 4
+QUIET = 0.01  # of a step
 
 
 def learn_this_machine(
@@ -58,7 +59,7 @@ def learn_this_machine(
         training = train_choice(model, Choice(Layout(microbatches=m)), CPU, mesh=mesh)
         step = partial(training.step, inputs, targets)
         held = [training.model, training.optimizer]
-        learnt.append(record_step(step, hold=held, warm_up=2, timed=5, group=dist.group.WORLD))
+        learnt.append(record_step(step, hold=held, warm_up=2, timed=8, group=dist.group.WORLD))
     here = calibrate(_least_disturbed_link(), dist.get_world_size())
     return here, learn_rates(map(with_measured_costs, learnt))
 
@@ -93,11 +94,21 @@ class CpuStep:
 
 
 def time_in_turn(
-    model: Model, choices: Sequence[Choice], inputs: Tensor, targets: Tensor, rounds: int = 10
+    model: Model,
+    choices: Sequence[Choice],
+    inputs: Tensor,
+    targets: Tensor,
+    *,
+    enough: int = 4,
+    most_rounds: int = 24,
 ) -> dict[Choice, tuple[CpuStep, ...]]:
     """Time a step of each choice, then of each again, and so on; all CPU ranks call it together.
 
     A choice of one device is run by every rank for itself.
+
+    Args:
+        enough: undisturbed steps of a choice, after which it is not timed any more.
+        most_rounds: of which it gives up hope.
     """
     alone = _alone()
     steps = {
@@ -109,10 +120,12 @@ def time_in_turn(
         for choice in choices
     }
     timed: dict[Choice, list[CpuStep]] = {choice: [] for choice in choices}
-    for _ in range(rounds):
-        for choice, step in steps.items():
-            step()  # what ran before has left other things in the caches
-            timed[choice].append(_timed(step))
+    quiet = dict.fromkeys(choices, 0)
+    for _ in range(most_rounds):
+        for choice in (c for c in choices if quiet[c] < enough):
+            steps[choice]()  # what ran before has left other things in the caches
+            timed[choice].append(_timed(steps[choice]))
+            quiet[choice] += _is_quiet_everywhere(timed[choice][-1])
     return {choice: tuple(found) for choice, found in timed.items()}
 
 
@@ -122,6 +135,13 @@ def _timed(step: Callable[[], object]) -> CpuStep:
     step()
     wall_s = time.perf_counter() - started_s
     return CpuStep(wall_s, None if waited_s is None else _waited_s() - waited_s)
+
+
+def _is_quiet_everywhere(step: CpuStep) -> bool:
+    """Whether no rank was kept waiting; the ranks agree, so that all go on or none does."""
+    share = torch.tensor(0.0 if step.waited_s is None else step.waited_s / step.wall_s)
+    dist.all_reduce(share, dist.ReduceOp.MAX)
+    return share.item() < QUIET
 
 
 _RUN_QUEUE = Path("/proc/thread-self/schedstat")
