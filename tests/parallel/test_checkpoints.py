@@ -14,7 +14,7 @@ from labkit.parallel.sharding.layout_training import LayoutTraining
 from labkit.parallel.sharding.layouts import Layout
 from labkit.parallel.sharding.shards import full, parts
 
-CONFIG = ModelConfig(layers=2, width=16, heads=4, context=8, vocabulary=64)
+CONFIG = ModelConfig(layers=4, width=16, heads=4, context=8, vocabulary=64)
 IDS = torch.randint(64, (16, 8), generator=torch.Generator().manual_seed(1))
 TARGETS = IDS.roll(1, 1)
 CPU = torch.device("cpu")
@@ -25,6 +25,7 @@ FOUR = [
     Layout(pipeline=2, tensor=2),
     Layout(pipeline=2, data=2),
     Layout(data=2, tensor=2, data_style="copies"),
+    Layout(pipeline=4),
 ]
 
 
@@ -73,7 +74,7 @@ def test_every_layout_resumes_from_every_other_bit_for_bit(tmp_path):
     run_ranks(_write, 1, [Layout()], tmp_path)
     run_ranks(_write, 2, TWO, tmp_path)
     run_ranks(_write, 4, FOUR, tmp_path)
-    assert len(list(tmp_path.iterdir())) == 9
+    assert len(list(tmp_path.iterdir())) == 10
     homes = sorted(tmp_path.iterdir())
     run_ranks(_read, 1, [Layout()], homes)
     # what one device reads bit for bit is one and the same state: a few stand for all
@@ -110,7 +111,7 @@ def test_without_ranks_a_checkpoint_brings_weights_moments_and_settings_back(tmp
 def test_a_checkpoint_of_another_model_or_optimizer_is_refused_with_the_difference(tmp_path):
     save_checkpoint(tmp_path, 1, *plain())
     before = Transformer(CONFIG.with_(layers=1))
-    with pytest.raises(ValueError, match="layers 2 in the checkpoint, 1 here"):
+    with pytest.raises(ValueError, match="layers 4 in the checkpoint, 1 here"):
         load_checkpoint(tmp_path, before, torch.optim.AdamW(before.parameters()))
     with pytest.raises(ValueError, match="heads 4 in the checkpoint, 2 here"):
         load_checkpoint(tmp_path, *plain(config=CONFIG.with_(heads=2)))
