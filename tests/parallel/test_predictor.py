@@ -16,6 +16,7 @@ from labkit.measure.virtual.virtual_clock import play
 from labkit.measure.virtual.virtual_step import record_step
 from labkit.models.config import ModelConfig, preset
 from labkit.parallel.planning.choices import Choice
+from labkit.parallel.planning.gathered_memory import GatheredMemory
 from labkit.parallel.planning.layer_chains import LabChain
 from labkit.parallel.planning.levers import Levers
 from labkit.parallel.planning.plan_training import train_choice
@@ -140,6 +141,37 @@ def test_tensor_parallelism_loses_over_pcie_and_wins_over_nvlink():
 
     assert speedup("a6000-pcie") < 0.99 and speedup("a6000-nvlink") > 1.01
     assert speedup("a100-80-nvlink") > 1.2
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [
+        Choice(Layout(tensor=2, microbatches=1)),
+        Choice(Layout(tensor=2, sequence=True, microbatches=1)),
+    ],
+    ids=named,
+)
+def test_the_links_are_used_as_long_as_predicted(choice):
+    its_machine = machine("a6000-nvlink", 2).scaled(8)
+    spans = play(recordings(2)[choice], its_machine).spans
+    ran_s = sum(s.duration_s for s in spans if s.rank == 0 and s.stream.startswith("ring"))
+    predicted = predict_training(CHAIN, choice, its_machine, BATCH)
+    joining_s = 8 * CONFIG.layers * its_machine.profiles[0].message_overhead_s  # at most
+    assert 0.99 * ran_s < predicted.collective_s[0] < 1.01 * ran_s + joining_s
+
+
+def test_what_fsdp_holds_is_the_sum_done_by_hand():
+    alone = GatheredMemory((3, 10, 10, 5), (True, False, False, True), shards=2, kept=False)
+    forward = [alone.forward(place, gathered=False) for place in range(4)]
+    assert forward == [8 + 8, 8 + 10 + 10, 8 + 10 + 10, 8]  # with the flat buffers they came in
+    backward = [alone.backward(place, gathered=False) for place in (3, 2, 1, 0)]
+    # the next block on its way; the block; gradients of the last one that leave
+    assert backward == [8, 8 + 10 + 10, 8 + 10 + 10, 8 + 10]
+    assert alone.scatter(2, gathered=False) == 8 + 10 + 2 * 10 + 5
+    assert alone.scatter_of_rest() == 8 + 4
+    stage = GatheredMemory((3, 10, 10), (True, False, False), shards=2, kept=True)
+    assert [stage.forward(i, gathered=False) for i in range(3)] == [3 + 3, 3 + 20, 3 + 30]
+    assert stage.forward(0, gathered=True) == stage.backward(2, gathered=True) == 3 + 20
 
 
 def test_most_of_what_fsdp_gathers_hides_behind_computing():

@@ -144,11 +144,12 @@ class StageMemory:
         return peak
 
     def weight_peak_bytes(self, *, first: bool) -> int:
-        """Most during a W, beside what is held of its microbatch and waits since I."""
+        """Most during a W, beside what is held of its microbatch and waits since I, which goes
+        group by group of weights as their gradients come."""
         peak, made = 0, 0
         for half, layer in zip(self.split, self.layers, strict=True):
             peak = max(peak, made + (half.first_weights if first else half.weights).peak_bytes)
-            made += layer.gradient_bytes if first else 0
+            made += max(0, layer.gradient_bytes - half.waiting_bytes) if first else 0
         return peak
 
     @property
