@@ -130,16 +130,20 @@ class LabClient(PapermillNotebookClient):
         hint = " (out of memory?)" if name == "SIGKILL" else ""
         return f"the kernel was ended by {name} while the cell ran{hint}"
 
-    def _get_timeout(self, cell: NotebookNode | None) -> float | None:
+    def _own_limit(self, cell: NotebookNode | None) -> float:
         limit = self.timeout
         for tag in (cell or {}).get("metadata", {}).get("tags", []):
             if tag.startswith("timeout="):
                 limit = float(tag.removeprefix("timeout="))
-        return max(0.1, min(limit, self.deadline - monotonic()))
+        return limit
+
+    def _get_timeout(self, cell: NotebookNode | None) -> float | None:
+        return max(0.1, min(self._own_limit(cell), self.deadline - monotonic()))
 
     async def _async_handle_timeout(self, timeout: float, cell: NotebookNode | None = None):
         """Interrupt, so that the traceback shows where the cell was; then give it up."""
-        over = monotonic() >= self.deadline
+        # by the limit that was given, not by the clock: a wait may end a moment before its time
+        over = timeout < self._own_limit(cell)
         await self.km.interrupt_kernel()
         await asyncio.wait({self._outputs}, timeout=INTERRUPT_GRACE_S)
         if over:

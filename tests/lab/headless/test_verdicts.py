@@ -90,7 +90,7 @@ CASES = {
     ),
     "21_stops_executor": Case(
         ["os.kill(os.getppid(), signal.SIGSTOP); time.sleep(60)"],
-        "Interrupted: its process did not end 3 s past the deadline",
+        "Interrupted: its process did not end 10 s past the deadline",
         metadata={"labkit": {"timeout_s": 8}},
     ),
     "22_picture": Case(
@@ -113,7 +113,7 @@ def run(tmp_path_factory, make_series):
     for name, case in CASES.items():
         series.add(name, *case.cells, parameters=case.parameters, **case.metadata)
     (series.notebooks / "11_no_json.ipynb").write_text("no notebook at all")
-    series.status, series.printed = series.execute(margin_s=3.0)
+    series.status, series.printed = series.execute(margin_s=10.0)
     return series
 
 
@@ -141,7 +141,7 @@ def test_the_table_counts_the_cells_that_ran_to_their_end(run, name):
 
 @pytest.mark.parametrize("name", CASES)
 def test_each_verdict_comes_within_its_deadline_and_the_time_to_end_everything(run, name):
-    """The limits of the cases are 8 s at most, then 5 s to be interrupted and 3 s of margin."""
+    """The limits of the cases are 8 s at most, then 5 s to be interrupted and 10 s of margin."""
     assert float(verdict_line(run, name).split()[-1]) < 45  # on a busy machine
 
 
