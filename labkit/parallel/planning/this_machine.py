@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -86,7 +87,8 @@ class CpuStep:
 
     Attributes:
         wall_s: from a common start.
-        waited_s: of it, ready and without a core; None where the system does not tell.
+        waited_s: its threads were ready and had no core, in all; None where the system does not
+            tell.
     """
 
     wall_s: float
@@ -134,7 +136,8 @@ def _timed(step: Callable[[], object]) -> CpuStep:
     waited_s, started_s = _waited_s(), time.perf_counter()
     step()
     wall_s = time.perf_counter() - started_s
-    return CpuStep(wall_s, None if waited_s is None else _waited_s() - waited_s)
+    # a thread that has ended takes its waiting with it
+    return CpuStep(wall_s, None if waited_s is None else max(0.0, _waited_s() - waited_s))
 
 
 def _is_quiet_everywhere(step: CpuStep) -> bool:
@@ -144,14 +147,21 @@ def _is_quiet_everywhere(step: CpuStep) -> bool:
     return share.item() < QUIET
 
 
-_RUN_QUEUE = Path("/proc/thread-self/schedstat")
+_THREADS = Path("/proc/self/task")
 
 
 def _waited_s() -> float | None:
-    """Seconds that this thread has been ready and had no core; None where there is no Linux."""
-    if not _RUN_QUEUE.exists():
+    """Seconds that this process's threads, gloo's too, have been ready and had no core.
+
+    None where there is no Linux.
+    """
+    if not _THREADS.exists():
         return None
-    return int(_RUN_QUEUE.read_text().split()[1]) * 1e-9
+    waited_ns = 0
+    for thread in _THREADS.iterdir():
+        with suppress(OSError):  # it has ended meanwhile
+            waited_ns += int((thread / "schedstat").read_text().split()[1])
+    return waited_ns * 1e-9
 
 
 @dataclass(frozen=True)
@@ -160,8 +170,9 @@ class LeastDisturbed:
 
     Attributes:
         readings: for `back_test`.
-        waited: the largest share of any of these steps in which a rank had no core; None where the
-            system does not tell.
+        waited: the share of a step in which a rank had no core, median of all steps and ranks: on a
+            busy machine even a step that had its core shared the caches. None where the system does
+            not tell.
     """
 
     readings: Mapping[Choice, StepReading]
@@ -172,10 +183,13 @@ def least_disturbed(by_rank: Mapping[int, Mapping[Choice, Sequence[CpuStep]]]) -
     """Join what `time_in_turn` found on the ranks; of a step its slowest rank counts."""
     readings, shares = {}, []
     for choice in next(iter(by_rank.values())):
-        together = zip(*(timed[choice] for timed in by_rank.values()), strict=True)
-        ranks = min(together, key=lambda steps: max(step.wall_s for step in steps))
-        step_s = max(step.wall_s for step in ranks)
+        together = list(zip(*(timed[choice] for timed in by_rank.values()), strict=True))
+        step_s = min(max(step.wall_s for step in ranks) for ranks in together)
         nobody = Timeline((), choice.layout.ranks, "measured:cpu")
         readings[choice] = StepReading(nobody, step_s, (None,) * choice.layout.ranks)
-        shares += [None if s.waited_s is None else s.waited_s / step_s for s in ranks]
-    return LeastDisturbed(readings, None if None in shares else max(shares))
+        shares += [
+            None if step.waited_s is None else step.waited_s / step.wall_s
+            for ranks in together
+            for step in ranks
+        ]
+    return LeastDisturbed(readings, None if None in shares else median(shares))
