@@ -59,6 +59,7 @@ def main(rounds: int = 7) -> None:
     with tempfile.TemporaryDirectory() as folder:
         mp.spawn(run_rank, (folder, rounds), nprocs=RANKS)
         lines = open(f"{folder}/results").read().splitlines()
+    print("Accelerate's dispatch is one process, so its two parts share a core here, one at a time")
     failures = [failure for line in lines if (failure := report(*line.split("\t")))]
     if failures:
         raise SystemExit("below the limit: " + "; ".join(failures))
