@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator, Mapping
+import warnings
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -55,7 +56,7 @@ def save_checkpoint(folder: str | Path, step: int, model: nn.Module, optimizer: 
     _barrier()
     state = _state(model, optimizer)
     state["about"] = json.dumps({"step": step, "config": _config(model)})
-    dcp.save(state, checkpoint_id=unfinished, no_dist=not dist.is_initialized())
+    _transfer(dcp.save, state, unfinished)
     if _rank() == 0:
         unfinished.rename(whole)
     _barrier()
@@ -80,11 +81,10 @@ def load_checkpoint(folder: str | Path, model: nn.Module, optimizer: Optimizer) 
     optimizer.zero_grad()
     state = _state(model, optimizer)
     about = {"about": ""}
-    no_dist = not dist.is_initialized()
-    dcp.load(about, checkpoint_id=latest, no_dist=no_dist)
+    _transfer(dcp.load, about, latest)
     told = json.loads(about["about"])
     _check_same_model(latest, told["config"], state, model)
-    dcp.load(state, checkpoint_id=latest, no_dist=no_dist)
+    _transfer(dcp.load, state, latest)
     set_state_dict(
         model,
         optimizer,
@@ -98,6 +98,14 @@ def load_checkpoint(folder: str | Path, model: nn.Module, optimizer: Optimizer) 
 def latest_checkpoint(folder: str | Path) -> Path | None:
     """The whole checkpoint with the most steps; None without any."""
     return max(Path(folder).glob("step-*"), default=None)
+
+
+def _transfer(save_or_load: Callable, state: dict[str, Any], checkpoint: Path) -> None:
+    alone = not dist.is_initialized()
+    with warnings.catch_warnings():
+        if alone:  # which torch warns of, though it is told
+            warnings.filterwarnings("ignore", "torch.distributed is disabled")
+        save_or_load(state, checkpoint_id=checkpoint, no_dist=alone)
 
 
 def _state(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
