@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from fake_nvml import FakeGPU, Scenario, write_scenario
+from fake_nvml import FakeGPU, FakeNvml, Scenario, write_scenario
 
 from labkit.devices.nvml import physical_gpus
 from labkit.devices.tuning.tuning import tuned
@@ -118,6 +118,24 @@ def test_without_permission_nothing_changes_and_the_message_says_root(gpus, mani
     assert not manifest.exists(), "an attempt that changed nothing must not block the next one"
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_the_first_setting_changes_restores_it(gpus, manifest, monkeypatch, number):
+    """What the driver was asked for is done, although the call never came back."""
+    numbers, change = iter([number]), FakeNvml._change
+
+    def interrupted(library, gpu, **changed):
+        change(library, gpu, **changed)
+        for once in numbers:
+            os.kill(os.getpid(), once)
+
+    monkeypatch.setattr(FakeNvml, "_change", interrupted)
+    card = FakeGPU()
+    with gpus(card, root=True), pytest.raises((KeyboardInterrupt, SystemExit)):
+        with tuned(Wish(power_limit_w=200), apply=True, manifest=manifest):
+            pass
+    assert settings(card) == UNTOUCHED and not manifest.exists()
+
+
 def test_a_card_that_tells_no_bounds_is_left_alone(gpus):
     with gpus(FakeGPU(unsupported=("nvmlDeviceGetPowerManagementLimitConstraints",))):
         with pytest.raises(TuningError, match="not supported.*nothing was changed"):
@@ -221,3 +239,36 @@ def test_a_killed_process_leaves_the_settings_restored(tmp_path, manifest, numbe
     while manifest.exists() and time.monotonic() < until:
         time.sleep(0.05)
     assert state(tmp_path) == [UNTOUCHED, UNTOUCHED] and not manifest.exists()
+
+
+INTERRUPTED = """
+import sys
+from pathlib import Path
+import labkit.devices.tuning.tuning as tuning
+from labkit.devices.tuning.tuning_plan import Wish
+def interrupted(manifest):
+    raise KeyboardInterrupt
+tuning.restore = interrupted
+try:
+    with tuning.tuned(Wish(200, (210, 1200), 80), apply=True, manifest=Path(sys.argv[1])):
+        pass
+except KeyboardInterrupt:
+    print("goes on", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_an_interrupted_restore_is_left_to_the_watchdog_while_the_process_goes_on(
+    tmp_path, manifest
+):
+    variables = write_scenario(Scenario([FakeGPU()], root=True), tmp_path)
+    variables["PYTHONPATH"] += f"{os.pathsep}{ROOT}"
+    process = subprocess.Popen(
+        [sys.executable, "-c", INTERRUPTED, str(manifest)],
+        env=os.environ | variables,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    with process:
+        assert process.stdout.readline() == b"goes on\n"
+        assert state(tmp_path) == [UNTOUCHED] and not manifest.exists()

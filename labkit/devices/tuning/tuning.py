@@ -53,21 +53,19 @@ def tuned(
     write_manifest(manifest, [read_original(gpu, wish) for gpu in devices])
     try:
         watchdog = Watchdog(manifest)
-    except OSError:
+    except BaseException:
         manifest.unlink()  # nothing was changed yet
         raise
-    made = 0
     with _sigterm_raises():
         try:
-            for step in steps:
-                _make(step)
-                made += 1
+            _make_all(steps, manifest)
             yield steps
         finally:
-            if not made:
-                manifest.unlink()  # the first step was refused: there is nothing to put back
-            problems = restore(manifest)
-            watchdog.release(restored=not problems)
+            problems = ["interrupted"]
+            try:
+                problems = restore(manifest)
+            finally:
+                watchdog.release(restored=not problems)
             if problems and manifest.exists():
                 raise TuningError(
                     f"not restored: {'; '.join(problems)}; as root: python -m labkit tune restore"
@@ -83,11 +81,16 @@ def _present(gpus: Sequence[nvitop.Device] | None) -> Sequence[nvitop.Device]:
     return found.devices
 
 
-def _make(step: Step) -> None:
-    _, reason = ask(step.function, gpu_of_uuid(step.uuid).handle, *step.arguments)
-    if reason:
-        hint = "; changing settings takes root" if reason == "no permission" else ""
-        raise TuningError(f"{step.gpu}: {step.function}{step.arguments}: {reason}{hint}")
+def _make_all(steps: Sequence[Step], manifest: Path) -> None:
+    for place, step in enumerate(steps):
+        _, reason = ask(step.function, gpu_of_uuid(step.uuid).handle, *step.arguments)
+        if reason:
+            if not place:
+                # The driver itself refused the first change: nothing is to be put back. A signal
+                # instead of an answer says no such thing.
+                manifest.unlink()
+            hint = "; changing settings takes root" if reason == "no permission" else ""
+            raise TuningError(f"{step.gpu}: {step.function}{step.arguments}: {reason}{hint}")
 
 
 @contextmanager
