@@ -198,10 +198,20 @@ def test_peer_copies_that_arrive_wrong_or_not_at_all_fail_and_name_the_direction
     assert {f.level for f in examine_peer_data(DeviceCopies(devices))} == {OK}
     found = examine_peer_data(ZeroesTheEnd(devices))
     assert [f.level for f in found] == [FAILURE, FAILURE] and found[1].device == "GPU 1 to 0"
-    assert found[0].found == "5 of 4194304 bytes of transfer 0 arrived wrong"
+    assert found[0].found == "no claim, 5 of 4194304 bytes of transfer 0 arrived wrong"
     late = examine_peer_data(Hangs(devices), timeout_s=0.1)
-    assert {f.found for f in late} == {"transfer 0 had not arrived after 0.1 s"}
+    assert {f.found for f in late} == {"no claim, transfer 0 had not arrived after 0.1 s"}
     assert examine_peer_data(DeviceCopies(devices[:1]))[0].level == UNKNOWN
+
+
+def test_what_the_driver_claims_stands_beside_what_arrives():
+    class Claiming(ZeroesTheEnd):
+        def claimed(self, source, target):
+            return source == 0
+
+    found = examine_peer_data(Claiming([torch.device("cpu")] * 2))
+    assert found[0].found.startswith("peer access claimed, 5 of 4194304 bytes")
+    assert found[1].found.startswith("no peer access, 5 of 4194304 bytes")
 
 
 def test_this_machine_is_examined_and_the_report_explains_every_finding(tmp_path):

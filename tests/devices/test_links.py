@@ -1,11 +1,14 @@
 import pickle
 import time
+from unittest import mock
 
 import pytest
 import torch
 import torch.distributed as dist
+from fake_nvml import FakeGPU
 from spawned import run_ranks
 
+from labkit.devices.links import link_check
 from labkit.devices.links.link_check import (
     Delivery,
     UnreliableLinkError,
@@ -17,6 +20,7 @@ from labkit.devices.links.link_check import (
 from labkit.devices.links.link_copies import DeviceCopies, StagedCopies
 from labkit.devices.links.link_transport import GroupTransport, HostStaged
 from labkit.devices.links.links import _turns, measure_links, time_collective, time_pairs
+from labkit.devices.links.peer_claims import own_uuid, peer_claimed
 
 CPU = torch.device("cpu")
 SIZES = (4096, 1 << 20)
@@ -122,6 +126,12 @@ def _check(rank):
     assert type(way) is GroupTransport
     way, seen = reliable_transport(control, world, CPU, transport=ZeroesTheSecond(world, CPU))
     assert type(way) is HostStaged and not all(delivery.right for delivery in seen)
+    with (
+        mock.patch.object(link_check, "own_uuid", lambda device: f"GPU-{rank}"),
+        mock.patch.object(link_check, "peer_claimed", lambda *uuids: uuids == ("GPU-0", "GPU-1")),
+    ):
+        claims = check_messages(control, group=world, device=CPU, num_bytes=4096)
+    assert [d.claimed for d in claims] == [True, False]
     told = [
         check_messages(control, group=world, device=CPU, num_bytes=4096),
         check_messages(control, transport=HostStaged(world, CPU), num_bytes=4096),
@@ -186,6 +196,18 @@ def test_a_copy_that_raises_keeps_its_error():
 
 def test_a_verdict_says_what_is_claimed_and_what_is_so():
     assert str(Delivery(0, 1, False, True)) == "0->1: no peer access, right"
+
+
+def test_peer_access_is_asked_of_the_driver_by_uuid(gpus):
+    cards = FakeGPU(uuid="GPU-a"), FakeGPU(uuid="GPU-b"), FakeGPU(uuid="GPU-c", p2p=1)
+    silent = FakeGPU(uuid="GPU-d", unsupported=("nvmlDeviceGetP2PStatus",))
+    with gpus(*cards, silent):
+        assert peer_claimed("GPU-a", "GPU-b") is True
+        assert peer_claimed("GPU-c", "GPU-a") is False
+        assert peer_claimed("GPU-d", "GPU-a") is None
+        assert peer_claimed("GPU-a", "GPU-of-another-host") is None
+        assert peer_claimed("GPU-a", None) is None
+    assert own_uuid(CPU) is None
 
 
 @pytest.mark.gpu

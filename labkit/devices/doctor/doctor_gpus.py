@@ -12,11 +12,11 @@ from nvitop import libnvml
 
 from labkit.devices.doctor.doctor_checks import FAILURE, OK, UNKNOWN, WARNING, Finding
 from labkit.devices.doctor.doctor_system import kernel_module_version, num_numa_nodes, numa_node
+from labkit.devices.links.peer_claims import peer_states
 from labkit.devices.nvml import Gpus, ask
 
 SLOWDOWN_BITS = 0x8 | 0x20 | 0x40 | 0x80  # hardware slowdown, two thermal reasons, power brake
 MAX_LINKS = 18
-PEER_KINDS = {"read": 0, "write": 1}  # of nvmlGpuP2PCapsIndex_t; pynvml has tuples by mistake
 TOPOLOGY = {
     libnvml.NVML_TOPOLOGY_INTERNAL: "one board",
     libnvml.NVML_TOPOLOGY_SINGLE: "one PCIe switch",
@@ -201,13 +201,9 @@ def _numa(gpu: nvitop.Device, name: str, root: Path) -> Finding:
 
 
 def _peer_access(a: nvitop.Device, b: nvitop.Device, name: str) -> Finding:
-    states = {
-        kind: ask("nvmlDeviceGetP2PStatus", a.handle, b.handle, index)
-        for kind, index in PEER_KINDS.items()
-    }
     level_of_path, _ = ask("nvmlDeviceGetTopologyCommonAncestor", a.handle, b.handle)
     over = f"over {TOPOLOGY.get(level_of_path, 'an unknown path')}"
-    missing = [k for k, s in states.items() if s.value != libnvml.NVML_P2P_STATUS_OK]
+    missing = [kind for kind, able in peer_states(a.handle, b.handle).items() if not able]
     if missing:
         return Finding("peer access", WARNING, f"no {' and no '.join(missing)}, {over}", name)
     return Finding("peer access", OK, f"read and write, {over}", name)

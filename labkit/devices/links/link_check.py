@@ -17,6 +17,7 @@ from torch import Tensor
 
 from labkit.devices.links.link_copies import Copies
 from labkit.devices.links.link_transport import GroupTransport, HostStaged, Transport
+from labkit.devices.links.peer_claims import own_uuid, peer_claimed
 
 
 @dataclass(frozen=True)
@@ -37,9 +38,14 @@ class Delivery:
     reason: str = ""
     hung: bool = False
 
+    @property
+    def claim(self) -> str:
+        """``claimed`` in words."""
+        words = {True: "peer access claimed", False: "no peer access", None: "no claim"}
+        return words[self.claimed]
+
     def __str__(self) -> str:
-        claim = {True: "peer access claimed", False: "no peer access", None: "no claim"}
-        return f"{self.source}->{self.target}: {claim[self.claimed]}, {self.reason or 'right'}"
+        return f"{self.source}->{self.target}: {self.claim}, {self.reason or 'right'}"
 
 
 class UnreliableLinkError(RuntimeError):
@@ -184,11 +190,14 @@ def check_messages(
         return arrived.cpu()
 
     verdicts = []
+    uuids: list[str | None] = [None] * way.size
+    dist.all_gather_object(uuids, own_uuid(way.device), group=control)
     for source, target in permutations(range(way.size), 2):
         own = None
         if way.rank in (source, target):
             role = send if way.rank == source else receive
-            own = _verdict(source, target, None, role, num_bytes, rounds, timeout_s)
+            claimed = peer_claimed(uuids[source], uuids[target])
+            own = _verdict(source, target, claimed, role, num_bytes, rounds, timeout_s)
         everyone: list[Delivery | None] = [None] * way.size
         dist.all_gather_object(everyone, own, group=control)
         told = [everyone[target], everyone[source]]  # the receiver knows best

@@ -24,5 +24,5 @@ def examine_peer_data(copies: Copies, *, timeout_s: float = 10.0) -> list[Findin
 def _finding(delivery: Delivery) -> Finding:
     name = f"GPU {delivery.source} to {delivery.target}"
     if not delivery.right:
-        return Finding("peer data", FAILURE, delivery.reason, name)
-    return Finding("peer data", OK, "all copies of 4 MiB right", name)
+        return Finding("peer data", FAILURE, f"{delivery.claim}, {delivery.reason}", name)
+    return Finding("peer data", OK, f"{delivery.claim}, all copies of 4 MiB right", name)
