@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from labkit.devices.inventory import choose_devices
 from labkit.measure.telemetry.metrics import Metered, Reading
 from labkit.measure.telemetry.sampler import Sample
-from labkit.measure.telemetry.telemetry import Telemetry
+from labkit.measure.telemetry.telemetry import Telemetry, telemetry
 from labkit.measure.telemetry.telemetry_regions import WAITING, by_region
 from labkit.measure.timeline import Span
+from labkit.models.config import ModelConfig
+from labkit.models.decoder import LabDecoder
+from labkit.models.transformer import Transformer
+from labkit.parallel.generation.generate import generate
+from labkit.parallel.generation.runners import OneDevice
 
 
 def seen(*spans: Span) -> Telemetry:
@@ -44,3 +50,18 @@ def test_a_region_that_ends_after_the_last_look_has_no_energy():
 def test_plain_regions_go_by_their_labels_and_ranks_without_a_device_are_left_out():
     found = by_region(seen(Span(0, 0, 1, "prefill"), Span(0, 1, 2, "decode"), Span(1, 0, 2, "F")))
     assert [reading.region for reading in found] == ["prefill", "decode"]
+
+
+def test_a_generation_shows_its_prefills_apart_from_its_decode_steps():
+    runner = OneDevice(LabDecoder(Transformer(ModelConfig(2, 32, 4, 32))))
+    with telemetry(choose_devices("cpu")) as t:
+        generate(runner, [[1, 2, 3, 4], [5, 6]], new_tokens=11, groups=2)
+    readings = {reading.region: reading for reading in by_region(t)}
+    assert set(readings) - {WAITING} == {"prefill", "decode"}
+    first = [span.duration_s for span in t.spans if span.label in ("P0", "P1")]
+    assert len(first) == 2 and abs(readings["prefill"].seconds - sum(first)) < 1e-9
+
+
+def test_a_region_of_a_schedule_or_of_ones_own_is_no_step_of_a_generation():
+    spans = [Span(0, i, i + 1, name, "forward") for i, name in enumerate(("F0", "Dense", "P"))]
+    assert {r.region for r in by_region(seen(*spans))} == {"forward"}

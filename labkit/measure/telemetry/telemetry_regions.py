@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,6 +13,8 @@ from labkit.measure.timeline import COMPUTE_KINDS, Span, merged_intervals
 
 Intervals = list[tuple[float, float]]
 WAITING, OTHER = "waiting", "other work"
+# labels of ``generate``: P0 prefills group 0, D0.1 gives its token 1
+_GENERATION = ((re.compile(r"P\d+"), "prefill"), (re.compile(r"D\d+\.\d+"), "decode"))
 WORTH_NAMING = 1e-3  # of the whole: between any two regions lie some microseconds
 
 
@@ -20,9 +23,10 @@ class RegionReading:
     """What one device showed during one kind of region.
 
     Attributes:
-        region: forward, backward ...; the label of a region of kind compute (prefill, decode), and
-            ``other work`` for what none was given; ``waiting`` for the rest between the first start
-            and the last end of all ranks. The last two only where they are worth naming.
+        region: forward, backward ...; ``prefill`` and ``decode`` for the forwards of ``generate``;
+            the label of a region of kind compute, and ``other work`` for what none was given;
+            ``waiting`` for the rest between the first start and the last end of all ranks, which in
+            a pipeline is its bubble. The last two only where they are worth naming.
         seconds: in all.
         samples: looks that fell into it; means of few samples say little.
         active_percent: mean, by metric of ``ACTIVITY``.
@@ -70,7 +74,12 @@ def _regions(spans: Sequence[Span], rank: int) -> dict[str, Intervals]:
 
 
 def _name(span: Span) -> str:
-    return (span.label or OTHER) if span.kind == "compute" else span.kind
+    if span.kind == "compute":
+        return span.label or OTHER
+    for label, name in _GENERATION:
+        if span.kind == "forward" and label.fullmatch(span.label):
+            return name
+    return span.kind
 
 
 def _reading(t: Telemetry, rank: int, region: str, intervals: Intervals) -> RegionReading:
