@@ -20,7 +20,7 @@ def run(options: argparse.Namespace) -> int:
     manifest = options.manifest or MANIFEST
     if options.action == "restore":
         problems = restore(manifest)
-        print("\n".join(problems) or "every setting is as it was")
+        print("\n".join(problems) or "nothing is left to put back")
         return 1 if problems else 0
     clocks = tuple(options.clocks) if options.clocks else None
     wish = Wish(options.power, clocks, options.fan)
@@ -63,5 +63,6 @@ def settings_table() -> Table:
 
 
 def steps_table(steps: Sequence[Step]) -> Table:
-    """What changes on which GPU, and from what."""
-    return Table(["GPU", "now", "then"], [[step.gpu, step.now, step.then] for step in steps])
+    """What changes on which GPU, from what, and what it is put back to."""
+    rows = [[step.gpu, step.now, step.then, step.after] for step in steps]
+    return Table(["GPU", "now", "then", "put back to"], rows)

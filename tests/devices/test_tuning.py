@@ -16,14 +16,7 @@ from fake_nvml import FakeGPU, FakeNvml, Scenario, write_scenario
 from labkit.devices.nvml import physical_gpus
 from labkit.devices.tuning.tuning import tuned
 from labkit.devices.tuning.tuning_manifest import restore
-from labkit.devices.tuning.tuning_plan import (
-    TuningError,
-    Wish,
-    clock_wishes,
-    fan_wishes,
-    plan,
-    power_wishes,
-)
+from labkit.devices.tuning.tuning_plan import LOCK_GONE, TuningError, Wish, plan
 
 ROOT = Path(__file__).parents[2]
 ALL = Wish(power_limit_w=200, clocks_mhz=(210, 1200), fan_percent=80)
@@ -45,10 +38,10 @@ def test_a_dry_run_says_what_would_change_and_changes_nothing(gpus, manifest):
         with tuned(ALL, manifest=manifest) as steps:
             pass
         assert library.calls == [] and not manifest.exists()
-    assert [(s.gpu, s.now, s.then) for s in steps[:3]] == [
-        ("GPU 0", "limit 300 W", "200 W"),
-        ("GPU 0", "clock 1410 MHz", "between 210 and 1200 MHz"),
-        ("GPU 0", "fan 0 at 30 %", "held at 80 %"),
+    assert [(s.gpu, s.now, s.then, s.after) for s in steps[:3]] == [
+        ("GPU 0", "limit 300 W", "200 W", "300 W"),
+        ("GPU 0", "clock 1410 MHz", "between 210 and 1200 MHz", LOCK_GONE),
+        ("GPU 0", "fan 0 at 30 %", "held at 80 %", "follows the heat"),
     ]
     assert len(steps) == 6
 
@@ -80,9 +73,17 @@ def test_what_was_not_changed_is_not_reset(gpus, manifest):
 def test_a_fan_that_was_held_by_hand_is_held_there_again(gpus, manifest):
     card = FakeGPU(fan_manual=60)
     with gpus(card, root=True):
-        with tuned(Wish(fan_percent=90), apply=True, manifest=manifest):
-            assert card.fan_manual == 90
+        with tuned(Wish(fan_percent=90), apply=True, manifest=manifest) as steps:
+            assert card.fan_manual == 90 and steps[0].after == "held at 60 %"
     assert card.fan_manual == 60
+
+
+def test_a_lock_of_the_clocks_cannot_be_put_back_and_the_step_says_so(gpus, manifest):
+    card = FakeGPU(locked=[300, 900])
+    with gpus(card, root=True):
+        with tuned(Wish(clocks_mhz=(210, 1200)), apply=True, manifest=manifest) as steps:
+            assert "cannot be read, and is gone" in steps[0].after
+    assert card.locked is None
 
 
 @pytest.mark.parametrize(
@@ -140,31 +141,6 @@ def test_a_card_that_tells_no_bounds_is_left_alone(gpus):
     with gpus(FakeGPU(unsupported=("nvmlDeviceGetPowerManagementLimitConstraints",))):
         with pytest.raises(TuningError, match="not supported.*nothing was changed"):
             plan(physical_gpus().devices, Wish(power_limit_w=200))
-
-
-def test_caps_to_try_are_shares_of_the_default_that_every_card_allows(gpus):
-    with gpus(FakeGPU(), FakeGPU(limits_w=(180, 350, 350))):
-        wishes = power_wishes(physical_gpus().devices, shares=(0.9, 0.7, 0.5))
-    assert wishes == [Wish(power_limit_w=270), Wish(power_limit_w=210)]  # 150 W is below 180 W
-    assert power_wishes([]) == []
-
-
-def test_clocks_are_shares_of_what_every_card_can_hold(gpus):
-    with gpus(FakeGPU(), FakeGPU()):
-        devices = physical_gpus().devices
-        wishes = clock_wishes(devices)
-        assert [wish.clocks_mhz for wish in wishes] == [(2100, 2100), (1680, 1680)]
-        assert plan(devices, wishes[1])[0].then == "held at 1680 MHz" and clock_wishes([]) == []
-    silent = FakeGPU(unsupported=("nvmlDeviceGetMaxClockInfo",))
-    with gpus(FakeGPU(), silent), pytest.raises(TuningError, match="GPU 1.*MaxClockInfo"):
-        clock_wishes(physical_gpus().devices)
-
-
-def test_fans_are_tried_only_where_every_card_has_some(gpus):
-    passive = FakeGPU(unsupported=("nvmlDeviceGetNumFans",))
-    with gpus(FakeGPU(), passive):
-        devices = physical_gpus().devices
-        assert fan_wishes(devices[:1]) == [Wish(fan_percent=90)] and fan_wishes(devices) == []
 
 
 def test_a_machine_without_gpus_says_so(gpus):

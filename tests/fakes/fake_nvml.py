@@ -39,6 +39,7 @@ class FakeGPU:
     power_w: object = 22.0
     temperature: object = 35
     fan: object = 30
+    fans: int = 1
     clock: object = 1410
     throttle: int = 1
     limits_w: tuple = (100, 300, 300)  # least, default, most
@@ -362,7 +363,7 @@ class FakeNvml:
         _out(most, gpu.limits_w[2] * 1000)
 
     def _nvmlDeviceGetNumFans(self, gpu, out):
-        _out(out, 1)
+        _out(out, gpu.fans)
 
     def _nvmlDeviceGetFanSpeed(self, gpu, *fan_and_out):
         fan = self._number(gpu.fan) if gpu.fan_manual is None else gpu.fan_manual

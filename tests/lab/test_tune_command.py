@@ -32,6 +32,12 @@ def test_hold_changes_nothing_without_apply(gpus, tune):
     assert status == 0 and "limit 300 W" in out and "nothing was changed" in out
 
 
+def test_what_clocks_are_put_back_to_is_said_before_they_are_changed(gpus, tune):
+    with gpus(FakeGPU(locked=[300, 900])):
+        status, out, _ = tune("hold", "--clocks", "210", "1200")
+    assert status == 0 and "a lock set before cannot be read, and is gone" in out
+
+
 def test_hold_with_apply_holds_for_its_seconds_and_restores(gpus, tune):
     with gpus(FakeGPU(), root=True) as library:
         status, *_ = tune("hold", "--power", "200", "--seconds", "0", "--apply")
@@ -51,7 +57,7 @@ def test_a_value_outside_of_the_bounds_and_a_machine_without_gpu_are_status_2(gp
 def test_restore_says_what_it_did(gpus, tune, tmp_path):
     card = FakeGPU(limit_mw=200_000)
     with gpus(card, root=True):
-        assert tune("restore")[:2] == (0, "every setting is as it was\n")
+        assert tune("restore")[:2] == (0, "nothing is left to put back\n")
         kept = {"uuid": card.uuid, "parts": ["power"], "power_limit_mw": 300_000, "fans": []}
         (tmp_path / "kept.json").write_text(json.dumps({"pid": 1, "gpus": [kept]}))
         assert tune("restore")[0] == 0

@@ -2,7 +2,8 @@
 
 Whatever ends the block, the settings are restored: its end, an exception, Ctrl-C and SIGTERM by
 this process; SIGKILL by a watchdog process. If both are killed, the manifest is left, and
-``python -m labkit tune restore`` restores from it.
+``python -m labkit tune restore`` restores from it. A lock of the clocks is the exception: NVML does
+not tell of one, so they go back to the driver's own.
 """
 
 from __future__ import annotations

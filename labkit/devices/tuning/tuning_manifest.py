@@ -2,7 +2,8 @@
 
 The file is complete before anything changes and is removed only when everything is restored. It
 lies where a reboot removes it, as a reboot also resets what it describes. GPUs are named by UUID:
-their numbers may change.
+their numbers may change. Clocks go back to the driver's own: NVML does not tell of a lock, so that
+one set before is lost.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from pathlib import Path
 import nvitop
 
 from labkit.devices.nvml import ask, gpu_of_uuid
-from labkit.devices.tuning.tuning_plan import TuningError, Wish
+from labkit.devices.tuning.tuning_plan import TuningError, Wish, held_fan_percent
 
 MANIFEST = Path("/run/labkit/gpu-settings.json")
 
@@ -38,16 +39,11 @@ class Original:
 
 
 def read_original(gpu: nvitop.Device, wish: Wish) -> Original:
-    """The settings of a GPU now."""
+    """All settings of a GPU that can be read; a lock of its clocks cannot."""
     count = ask("nvmlDeviceGetNumFans", gpu.handle).value or 0
     limit_mw = ask("nvmlDeviceGetPowerManagementLimit", gpu.handle).value
-    fans = tuple(_held_at(gpu.handle, fan) for fan in range(count))
+    fans = tuple(held_fan_percent(gpu.handle, fan) for fan in range(count))
     return Original(gpu.uuid(), wish.parts, limit_mw, fans)
-
-
-def _held_at(handle: object, fan: int) -> int | None:
-    by_hand = ask("nvmlDeviceGetFanControlPolicy_v2", handle, fan).value
-    return ask("nvmlDeviceGetFanSpeed_v2", handle, fan).value if by_hand else None
 
 
 def write_manifest(path: Path, originals: Sequence[Original]) -> None:
@@ -73,7 +69,7 @@ def restore(path: Path = MANIFEST) -> list[str]:
     """Put everything back that the manifest names; try all of it, whatever fails.
 
     Returns:
-        What could not be restored, in words; the manifest then stays. Empty when all is as it was,
+        What could not be restored, in words; the manifest then stays. Empty when all is put back,
         also without a manifest.
     """
     if not path.exists():

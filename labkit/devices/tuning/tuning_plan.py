@@ -10,6 +10,8 @@ from nvitop import libnvml
 
 from labkit.devices.nvml import ask
 
+# NVML sets a lock of the clocks and takes it off, but does not tell of one
+LOCK_GONE = "the driver's own clocks; a lock set before cannot be read, and is gone"
 FAN_FLOOR_PERCENT = 50  # a fan held by hand no longer follows the heat: never hold it slow
 
 
@@ -41,7 +43,9 @@ class Wish:
 
 @dataclass(frozen=True)
 class Step:
-    """One change: an NVML function, what it takes after the handle, and the value before."""
+    """One change: an NVML function and what it takes after the handle, and in words the value now,
+    the one held then, and what it is put back to afterwards.
+    """
 
     gpu: str
     uuid: str
@@ -49,6 +53,7 @@ class Step:
     arguments: tuple[int, ...]
     now: str
     then: str
+    after: str
 
 
 class TuningError(RuntimeError):
@@ -101,86 +106,60 @@ def _settings(handle: object, name: str) -> dict[str, str]:
     return shown
 
 
-def power_wishes(
-    gpus: Sequence[nvitop.Device], shares: Sequence[float] = (0.83, 0.67, 0.5)
-) -> list[Wish]:
-    """Power caps to try: shares of the smallest default limit that every driver allows.
-
-    Raises:
-        TuningError: a card does not tell its limits.
-    """
-    defaults, least = [], []
-    for place, gpu in enumerate(gpus):
-        name = f"GPU {place}"
-        defaults.append(_known(name, "nvmlDeviceGetPowerManagementDefaultLimit", gpu))
-        least.append(_known(name, "nvmlDeviceGetPowerManagementLimitConstraints", gpu)[0])
-    caps = [round(share * min(defaults) / 1000) for share in shares] if defaults else []
-    return [Wish(power_limit_w=cap) for cap in caps if cap * 1000 >= max(least)]
-
-
-def clock_wishes(gpus: Sequence[nvitop.Device], shares: Sequence[float] = (1.0, 0.8)) -> list[Wish]:
-    """Clocks to hold: shares of the highest that every card knows; the first is all it can.
-
-    Raises:
-        TuningError: a card does not tell its highest clock.
-    """
-    function, kind = "nvmlDeviceGetMaxClockInfo", libnvml.NVML_CLOCK_SM
-    most = [_known(f"GPU {place}", function, gpu, kind) for place, gpu in enumerate(gpus)]
-    clocks = [round(share * min(most)) for share in shares] if most else []
-    return [Wish(clocks_mhz=(clock, clock)) for clock in clocks]
-
-
-def fan_wishes(gpus: Sequence[nvitop.Device], percents: Sequence[int] = (90,)) -> list[Wish]:
-    """Fan speeds to try; none where a card has no fans of its own to set."""
-    counts = [ask("nvmlDeviceGetNumFans", gpu.handle).value for gpu in gpus]
-    bounds = [ask("nvmlDeviceGetMinMaxFanSpeed", gpu.handle).value for gpu in gpus]
-    if not gpus or not all(counts) or not all(bounds):
-        return []
-    return [Wish(fan_percent=percent) for percent in percents]
-
-
 def _power(gpu: nvitop.Device, name: str, wish: Wish) -> list[Step]:
-    least, most = _known(name, "nvmlDeviceGetPowerManagementLimitConstraints", gpu)
-    now = _known(name, "nvmlDeviceGetPowerManagementLimit", gpu)
+    least, most = known(name, "nvmlDeviceGetPowerManagementLimitConstraints", gpu)
+    now = known(name, "nvmlDeviceGetPowerManagementLimit", gpu)
     wanted = round(wish.power_limit_w * 1000)
     if not least <= wanted <= most:
         raise ValueError(
             f"{name}: power_limit_w={wish.power_limit_w} is outside of the driver's bounds, "
             f"{least / 1000:.0f} to {most / 1000:.0f} W"
         )
-    says = (f"limit {now / 1000:.0f} W", f"{wish.power_limit_w:.0f} W")
+    says = (f"limit {now / 1000:.0f} W", f"{wish.power_limit_w:.0f} W", f"{now / 1000:.0f} W")
     return [Step(name, gpu.uuid(), "nvmlDeviceSetPowerManagementLimit", (wanted,), *says)]
 
 
 def _clocks(gpu: nvitop.Device, name: str, wish: Wish) -> list[Step]:
-    most = _known(name, "nvmlDeviceGetMaxClockInfo", gpu, libnvml.NVML_CLOCK_SM)
-    now = _known(name, "nvmlDeviceGetClockInfo", gpu, libnvml.NVML_CLOCK_SM)
+    most = known(name, "nvmlDeviceGetMaxClockInfo", gpu, libnvml.NVML_CLOCK_SM)
+    now = known(name, "nvmlDeviceGetClockInfo", gpu, libnvml.NVML_CLOCK_SM)
     if wish.clocks_mhz[1] > most:
         raise ValueError(f"{name}: clocks_mhz={wish.clocks_mhz} is above the card's {most} MHz")
     low, high = wish.clocks_mhz
     held = f"between {low} and {high} MHz" if low < high else f"held at {high} MHz"
-    says = (f"clock {now} MHz", held)
+    says = (f"clock {now} MHz", held, LOCK_GONE)
     return [Step(name, gpu.uuid(), "nvmlDeviceSetGpuLockedClocks", wish.clocks_mhz, *says)]
 
 
 def _fans(gpu: nvitop.Device, name: str, wish: Wish) -> list[Step]:
-    least, most = _known(name, "nvmlDeviceGetMinMaxFanSpeed", gpu)
+    least, most = known(name, "nvmlDeviceGetMinMaxFanSpeed", gpu)
+    count = known(name, "nvmlDeviceGetNumFans", gpu)
+    if not count:
+        raise TuningError(f"{name}: it has no fan of its own; nothing was changed")
     steps = []
-    for fan in range(_known(name, "nvmlDeviceGetNumFans", gpu)):
-        now = _known(name, "nvmlDeviceGetFanSpeed_v2", gpu, fan)
+    for fan in range(count):
+        now = known(name, "nvmlDeviceGetFanSpeed_v2", gpu, fan)
         floor = max(least, FAN_FLOOR_PERCENT, now)
         if not floor <= wish.fan_percent <= most:
             raise ValueError(
                 f"{name}: fan_percent={wish.fan_percent} is outside of {floor} to {most} %: "
                 f"fan {fan} turns at {now} % now, and a fan is never slowed"
             )
-        says = (f"fan {fan} at {now} %", f"held at {wish.fan_percent} %")
+        held = held_fan_percent(gpu.handle, fan)
+        after = "follows the heat" if held is None else f"held at {held} %"
+        says = (f"fan {fan} at {now} %", f"held at {wish.fan_percent} %", after)
         arguments = (fan, wish.fan_percent)
         steps.append(Step(name, gpu.uuid(), "nvmlDeviceSetFanSpeed_v2", arguments, *says))
     return steps
 
 
-def _known(name: str, function: str, gpu: nvitop.Device, *arguments: int):
+def held_fan_percent(handle: object, fan: int) -> int | None:
+    """At what a fan is held by hand; None where it follows the heat."""
+    by_hand = ask("nvmlDeviceGetFanControlPolicy_v2", handle, fan).value
+    return ask("nvmlDeviceGetFanSpeed_v2", handle, fan).value if by_hand else None
+
+
+def known(name: str, function: str, gpu: nvitop.Device, *arguments: int):
+    """What the driver answers for the card called ``name``; TuningError with the reason if not."""
     value, reason = ask(function, gpu.handle, *arguments)
     if reason:
         raise TuningError(f"{name}: {function} gives no answer: {reason}; nothing was changed")
