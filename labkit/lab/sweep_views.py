@@ -12,26 +12,36 @@ from labkit.measure.telemetry.power_sweep import SweepPoint
 
 
 def sweep_table(points: Sequence[SweepPoint]) -> Table:
-    """One row a setting; the interval is at 95 % confidence."""
-    headers = ["setting", "time, default = 1", "interval", "energy a token, default = 1"]
-    headers += ["tokens/s", "J/token", "hottest", "clocks held back by"]
+    """One row a setting; the intervals are at 95 % confidence."""
+    headers = ["setting", "time, default = 1", "its interval"]
+    headers += [
+        "energy a token, default = 1",
+        "its interval",
+        "tokens/s",
+        "J/token",
+        "hottest",
+        "clocks held back by",
+    ]
     return Table(headers, [_row(point) for point in points])
 
 
 def _row(point: SweepPoint) -> list[str]:
-    low_high = (
-        "single run" if point.interval is None else "{:.3f} to {:.3f}".format(*point.interval)
-    )
+    counted = point.relative_energy is not None
     return [
         point.setting,
         f"{point.relative_time:.3f}",
-        low_high,
+        _interval(point.interval),
         _or_null(point.relative_energy, "{:.3f}"),
+        _interval(point.energy_interval) if counted else "null",
         _or_null(point.tokens_per_s, "{:,.0f}"),
         _or_null(point.joules_per_token, "{:.4g}"),
         _or_null(point.temperature_c, "{:.0f} °C"),
         ", ".join(point.throttled) or ("nothing" if point.tokens_per_s else "null"),
     ]
+
+
+def _interval(low_high: tuple[float, float] | None) -> str:
+    return "single run" if low_high is None else "{:.3f} to {:.3f}".format(*low_high)
 
 
 def _or_null(value: float | None, form: str) -> str:
@@ -48,6 +58,8 @@ def draw_sweep(points: Sequence[SweepPoint], title: str) -> Picture:
     for place, point in zip(places, points, strict=True):
         if point.interval is not None:
             axes.plot([place - 0.2] * 2, point.interval, color="k", lw=1.5)
+        if point.energy_interval is not None:
+            axes.plot([place + 0.2] * 2, point.energy_interval, color="k", lw=1.5)
     energies = [(p, x.relative_energy) for p, x in zip(places, points, strict=True)]
     known = [(place, energy) for place, energy in energies if energy is not None]
     if known:

@@ -112,7 +112,9 @@ def _percent(value: float | None) -> str:
 
 
 def draw_telemetry(t: Telemetry, title: str, *, window_s: float | None = None) -> Picture:
-    """A row for each device with its activity and regions, then memory and power of all.
+    """A row for each device with its activity and regions, then memory and power of all over time.
+
+    Modelled devices have neither over time: their most memory stands beside their activity.
 
     Args:
         window_s: length of the time axis; None for as long as was watched.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 
 import nvitop
@@ -11,6 +12,7 @@ from fake_nvml import FakeGPU
 
 from labkit.devices.nvml import gpu_of_uuid, physical_gpus, visible_uuids
 from labkit.measure.telemetry.nvidia_source import NvidiaSource
+from labkit.measure.telemetry.sampler import Sampler
 
 
 def test_every_figure_comes_in_its_unit(gpus):
@@ -30,6 +32,18 @@ def test_four_gpus_follow_their_key_frames(gpus):
         time.sleep(0.1)
         busy = [source.read(i).values["kernel_active_percent"] for i in range(4)]
     assert busy == [90, 90, 0, 0]
+
+
+def test_a_look_at_four_gpus_takes_less_than_2_ms_of_cpu(gpus):
+    # benchmarks/telemetry.py measures it with care; this only notices when it becomes expensive
+    taken_s = []
+    with gpus(*(FakeGPU(busy=50) for _ in range(4))):
+        sampler = Sampler([NvidiaSource()])
+        for _ in range(100):
+            began_s = time.thread_time()
+            sampler.look()
+            taken_s.append(time.thread_time() - began_s)
+    assert statistics.median(taken_s) < 2e-3
 
 
 def test_energy_grows_by_power_times_time(gpus):

@@ -54,10 +54,20 @@ def test_every_setting_is_measured_against_the_default_and_put_back(gpus, tmp_pa
     assert [point.setting for point in points] == ["default", "200 W", "100 W"]
     assert points[0].relative_time == 1 and points[0].joules_per_token == pytest.approx(0.03, 0.05)
     assert points[1].relative_energy == pytest.approx(2 / 3, rel=0.05)
+    low, high = points[1].energy_interval
+    assert 0.6 < low < points[1].relative_energy < high < 0.72
     assert points[2].relative_time == pytest.approx(2, rel=0.05)
     assert points[2].interval[0] > 1.9 and points[1].interval[0] < 1.01
     assert len(calls) == 2 * 2 * 4  # two settings, set and restored, four rounds
     assert points[1].tokens_per_s == pytest.approx(10_000, rel=0.05)
+
+
+@pytest.mark.parametrize("missing", [None, 0.0])
+def test_a_round_whose_energy_was_not_counted_leaves_no_energy_and_keeps_the_time(missing):
+    blocks = iter([Block(1.0, 5.0), Block(1.0, missing), Block(1.0, 5.0)])
+    (found,) = sweep(lambda: next(blocks), 1, [], [], rounds=3)
+    assert found.relative_energy is None and found.energy_interval is None
+    assert found.joules_per_token is None and found.interval == (1, 1)
 
 
 def test_a_block_on_the_cpu_has_a_time_and_no_energy():
@@ -111,7 +121,7 @@ def test_a_hot_card_that_more_fan_makes_faster_confirms_the_sentence():
 def test_a_cool_card_gains_nothing_and_the_verdict_says_what_can_be_saved():
     found = verdict([DEFAULT, point("250 W", 1.01, (0.99, 1.03), 0.9)])
     assert found.holds is False
-    assert "nothing held the clocks back" in found.reason and "0.90 of the energy" in found.reason
+    assert "nothing held the clocks back" in found.reason and "0.900 of the energy" in found.reason
 
 
 def test_a_gain_within_the_noise_is_no_gain():

@@ -22,7 +22,9 @@ METRICS = {
     "compute_percent": Metric("%", "share of time in which the device computed"),
     "cpu_percent": Metric("%", "CPU seconds of the process per second; 100 is one core"),
     "memory_used_bytes": Metric("B", "memory in use; of a CPU process, its resident set"),
-    "memory_peak_bytes": Metric("B", "most bytes of tensors alive at once"),
+    "memory_peak_bytes": Metric(
+        "B", "most bytes of tensors alive at once in the whole step: one figure, in every sample"
+    ),
     "power_w": Metric("W", "power now"),
     "energy_j": Metric("J", "energy since some moment", counter=True),
     "temperature_c": Metric("°C", "temperature of the chip"),

@@ -50,9 +50,10 @@ class SweepPoint:
         setting: in words; ``default`` for the first.
         relative_time: step time over the default's: below 1 is faster.
         interval: of ``relative_time``, at 95 % confidence; None for a single run.
-        relative_energy: per token, over the default's.
+        relative_energy: per token, over the default's; None where it was not counted.
         tokens_per_s, joules_per_token: absolute, where they were measured here.
         provenance: ``measured:cuda``, or ``published`` with its source.
+        energy_interval: as ``interval``, of ``relative_energy``.
     """
 
     setting: str
@@ -64,6 +65,7 @@ class SweepPoint:
     joules_per_token: float | None = None
     temperature_c: float | None = None
     throttled: tuple[str, ...] = ()
+    energy_interval: tuple[float, float] | None = None
 
 
 def measure_block(step: Callable[[], object], devices: DeviceSet, seconds: float = 2.0) -> Block:
@@ -156,27 +158,34 @@ def describe(wish: Wish) -> str:
 
 
 def _point(wish: Wish, blocks: list[Block], default: list[Block], tokens: float) -> SweepPoint:
-    seconds, before = [b.seconds for b in blocks], [b.seconds for b in default]
-    low, high = ratio_interval(seconds, before)
-    energy, energy_before = _median_energy(blocks), _median_energy(default)
-    known = energy is not None and energy_before
+    seconds = [b.seconds for b in blocks]
+    interval = ratio_interval(seconds, [b.seconds for b in default])
+    energies, before = _energies(blocks), _energies(default)
+    of_energy = ratio_interval(energies, before) if energies and before else None
     heats = [b.temperature_c for b in blocks if b.temperature_c is not None]
     return SweepPoint(
         describe(wish),
-        math.sqrt(low * high),  # the geometric mean of the rounds' ratios
-        (low, high),
-        energy / energy_before if known else None,
+        _middle(interval),
+        interval,
+        _middle(of_energy) if of_energy else None,
         "measured:cuda",
         tokens / statistics.median(seconds),
-        energy / tokens if energy is not None else None,
+        statistics.median(energies) / tokens if energies else None,
         max(heats, default=None),
         tuple(sorted(frozenset().union(*(b.throttled for b in blocks)))),
+        of_energy,
     )
 
 
-def _median_energy(blocks: list[Block]) -> float | None:
+def _energies(blocks: list[Block]) -> list[float]:
+    """Of each block; none at all where one has none, or a counter that stood still."""
     energies = [block.energy_j for block in blocks]
-    return None if None in energies else statistics.median(energies)
+    return energies if all(energies) else []
+
+
+def _middle(interval: tuple[float, float]) -> float:
+    """The geometric mean of the rounds' ratios."""
+    return math.sqrt(interval[0] * interval[1])
 
 
 def ratio_interval(values: Sequence[float], others: Sequence[float]) -> tuple[float, float]:

@@ -26,7 +26,8 @@ def timeline_samples(
     - ``link_percent``: the share in which a message from or to it, or its collective, is under way.
 
     Args:
-        peak_bytes: by rank, the most bytes alive during the step.
+        peak_bytes: by rank, the most bytes alive during the whole step; each window repeats it, as
+            the timeline does not know how memory rose and fell.
         windows: >= 1.
 
     Raises:

@@ -34,8 +34,8 @@ def verdict(points: Sequence[SweepPoint]) -> Verdict:
     faster = [point for point in others if point.interval[1] < 1]
     if faster:
         best = min(faster, key=lambda point: point.relative_time)
-        return Verdict(True, f"{best.setting} takes {_times(best)} of the default's time; "
-                             f"{_held_back(default)}")  # fmt: skip
+        gain = f"{_with(best.relative_time, best.interval)} of the default's time"
+        return Verdict(True, f"{best.setting} takes {gain}; {_held_back(default)}")
     return Verdict(
         False, f"no setting was faster beyond doubt; {_held_back(default)}; {_saving(others)}"
     )
@@ -49,9 +49,8 @@ def _single_runs(points: Sequence[SweepPoint]) -> str:
     )
 
 
-def _times(point: SweepPoint) -> str:
-    low, high = point.interval
-    return f"{point.relative_time:.3f} ({low:.3f} to {high:.3f})"
+def _with(value: float, interval: tuple[float, float] | None) -> str:
+    return f"{value:.3f}" + ("" if interval is None else " ({:.3f} to {:.3f})".format(*interval))
 
 
 def _held_back(default: SweepPoint) -> str:
@@ -66,6 +65,6 @@ def _saving(points: Sequence[SweepPoint]) -> str:
         return "energy was not counted"
     best = min(known, key=lambda point: point.relative_energy)
     return (
-        f"{best.setting} takes {best.relative_energy:.2f} of the energy a token "
-        f"in {best.relative_time:.2f} of the time"
+        f"{best.setting} takes {_with(best.relative_energy, best.energy_interval)} of the energy a "
+        f"token in {_with(best.relative_time, best.interval)} of the time"
     )
