@@ -8,10 +8,10 @@ Tensor parallelism runs twice: with threads that go where the system puts them, 
 kept to a core of its own, as a device is one. For its many small messages that is what counts: else
 the threads that pass one on wake on a core that sleeps.
 
-Accelerate's dispatch is one process that goes through all devices; over two ranks it cannot run. So
-its hooks run over two parts on one CPU: what it costs without a GPU. Its placement,
-``device_map="auto"``, is compared with ours on models of four families, each split both ways over
-the two ranks, two groups in flight.
+Accelerate's dispatch is one process that goes through all devices; over two ranks it cannot run,
+and two devices in one process are not here. So its hooks run with every module on one CPU: what
+they cost, not what a second device gains. Its placement, ``device_map="auto"``, is compared with
+ours on models of four families, each split both ways over the two ranks, two groups in flight.
 
 Fails below the limits. Needs the extra: pip install '.[pretrained]'.
 
@@ -61,7 +61,7 @@ def main(rounds: int = 7) -> None:
     with tempfile.TemporaryDirectory() as folder:
         mp.spawn(run_rank, (folder, rounds), nprocs=RANKS)
         lines = open(f"{folder}/results").read().splitlines()
-    print("Accelerate's dispatch is one process, so its two parts share a core here, one at a time")
+    print("Accelerate's dispatch: its hooks alone, with every module on one CPU and one core")
     failures = [failure for line in lines if (failure := report(*line.split("\t")))]
     if failures:
         raise SystemExit("below the limit: " + "; ".join(failures))
@@ -137,7 +137,7 @@ def make_ways(rank: int) -> dict:
     ways = {
         "transformers' generate": lambda ids: by_transformers(model, ids),
         "one device": lambda ids: generated(whole, ids),
-        "Accelerate's dispatch": lambda ids: by_transformers(dispatched, ids),
+        "Accelerate's hooks, 1 device": lambda ids: by_transformers(dispatched, ids),
     }
     ways = {name: way if rank == 0 else nothing for name, way in ways.items()}
 
@@ -187,6 +187,7 @@ def generated(runner, ids, groups: int = 1):
 
 
 def dispatch(model):
+    """The model with Accelerate's hooks; all of it stays on the one CPU."""
     from accelerate import dispatch_model
 
     names = ["model.embed_tokens", "model.norm", "model.rotary_emb", "lm_head"]

@@ -64,9 +64,10 @@ def trace_generation(
         held = decoder.part(split[peers.rank])
         runner = LayersOnRanks(held, peers.group)
 
-    def run() -> Generated:
-        return generate(runner, prompts, new_tokens=new_tokens, groups=groups)
+    made: list[Generated] = []  # of each run; all give the same tokens
 
-    made = run()
+    def run() -> None:
+        made[:] = [generate(runner, prompts, new_tokens=new_tokens, groups=groups)]
+
     trace = trace_step(run, devices=devices, hold=[held], group=peers.group, steps=steps)
-    return GenerationTrace(made, trace)
+    return GenerationTrace(made[0], trace)

@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 from labkit.devices.profiles import Machine
 from labkit.measure.virtual.recorder import Recorder
+from labkit.measure.virtual.recording import Recording
 from labkit.measure.virtual.virtual_clock import VirtualClock
 from labkit.parallel.generation.reading import widened
 from labkit.parallel.peers import Peers
@@ -62,8 +63,8 @@ class VirtualStepClock:
 
     Args:
         machine: its device i runs rank i.
-        group: the ranks that serve together; None for one process. Each records its own part and
-            times all of them, so that every rank comes to the same moment.
+        group: the ranks that serve together; None for one process. Each records its own part, the
+            first times all of them and tells, so that every rank comes to the same moment.
         decode_width: how much wider than the model that runs the modelled one is (``widened``);
             ``LAB_WIDTH`` on the machine ``lab``.
     """
@@ -87,9 +88,21 @@ class VirtualStepClock:
         with self._recorder:
             result = step()
         own = widened(self._recorder.take(), self._width)
-        self._clock.advance([own] if self._peers is None else self._peers.gather(own))
+        self._advance(own)
         self.wait_until(self.now_s())  # the next step needs this one's tokens on every device
         return result
+
+    def _advance(self, own: Recording) -> None:
+        """The first rank times what all recorded and tells; each for itself would take as long."""
+        if self._peers is None or self._peers.size == 1:
+            self._clock.advance([own])
+            return
+        first = self._peers.rank == 0
+        every: list[Recording] | None = [own] * self._peers.size if first else None
+        dist.gather_object(own, every, group_dst=0, group=self._peers.group)
+        if every is not None:
+            self._clock.advance(every)
+        self._clock.now_s[:] = self._peers.tell(self._clock.now_s, source=0)
 
     def wait_until(self, moment_s: float) -> None:
         self._clock.now_s[:] = [max(now_s, moment_s) for now_s in self._clock.now_s]
