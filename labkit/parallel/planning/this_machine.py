@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from statistics import median
 
 import torch
@@ -21,6 +19,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from labkit.devices.profiles import Machine
+from labkit.measure.core_waits import waited_s
 from labkit.measure.step_trace import StepReading
 from labkit.measure.timeline import Timeline
 from labkit.measure.virtual.calibration import (
@@ -133,11 +132,11 @@ def time_in_turn(
 
 def _timed(step: Callable[[], object]) -> CpuStep:
     dist.barrier()
-    waited_s, started_s = _waited_s(), time.perf_counter()
+    before_s, started_s = waited_s(), time.perf_counter()
     step()
     wall_s = time.perf_counter() - started_s
     # a thread that has ended takes its waiting with it
-    return CpuStep(wall_s, None if waited_s is None else max(0.0, _waited_s() - waited_s))
+    return CpuStep(wall_s, None if before_s is None else max(0.0, waited_s() - before_s))
 
 
 def _is_quiet_everywhere(step: CpuStep) -> bool:
@@ -145,23 +144,6 @@ def _is_quiet_everywhere(step: CpuStep) -> bool:
     share = torch.tensor(0.0 if step.waited_s is None else step.waited_s / step.wall_s)
     dist.all_reduce(share, dist.ReduceOp.MAX)
     return share.item() < QUIET
-
-
-_THREADS = Path("/proc/self/task")
-
-
-def _waited_s() -> float | None:
-    """Seconds that this process's threads, gloo's too, have been ready and had no core.
-
-    None where there is no Linux.
-    """
-    if not _THREADS.exists():
-        return None
-    waited_ns = 0
-    for thread in _THREADS.iterdir():
-        with suppress(OSError):  # it has ended meanwhile
-            waited_ns += int((thread / "schedstat").read_text().split()[1])
-    return waited_ns * 1e-9
 
 
 @dataclass(frozen=True)
