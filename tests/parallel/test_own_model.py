@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from spawned import run_ranks
@@ -9,11 +11,13 @@ from torch import nn
 
 from labkit.devices.inventory import virtual_devices
 from labkit.devices.machines import machine
+from labkit.models.huggingface import random_model
 from labkit.parallel.pipelining.stages import Chain
 from labkit.parallel.planning.choices import Choice
+from labkit.parallel.planning.levers import Levers
 from labkit.parallel.planning.own_model import own_model
 from labkit.parallel.planning.own_parity import OwnRun, differences, run_alone, run_choice
-from labkit.parallel.planning.plan_training import trace_choice
+from labkit.parallel.planning.plan_training import trace_choice, train_choice
 from labkit.parallel.planning.planner import plan
 from labkit.parallel.planning.predictor import predict_training
 from labkit.parallel.sharding.layouts import Layout
@@ -83,6 +87,18 @@ class LeftBehind(nn.Module):
         return x * self.scale
 
 
+class InList(LeftBehind):
+    def __init__(self):
+        super().__init__()
+        self.scale, self.pair = 1.0, {"two": [1, torch.ones(12)]}
+
+
+class Unseen(LeftBehind):
+    def __init__(self):
+        super().__init__()
+        self.scale, self.layers = 1.0, (nn.Linear(12, 12),)
+
+
 class Pair(nn.Module):
     def forward(self, x):
         return x, x
@@ -102,6 +118,12 @@ class Branches(nn.Module):
     [
         (nn.Sequential(nn.Linear(12, 12), Needs()), r"block 1 \(Needs\) takes \(x, earlier\)"),
         (nn.Sequential(nn.Linear(12, 12), LeftBehind()), r"1.scale is a plain tensor \(12,\)"),
+        (nn.Sequential(nn.Linear(12, 12), InList()), r"1.pair\['two'\]\[1\] is a plain tensor"),
+        (nn.Sequential(nn.Linear(12, 12), Unseen()), r"1.layers\[0\].weight is a plain tensor"),
+        (
+            nn.Sequential(nn.Linear(12, 12), nn.ReLU(inplace=True)),
+            r"block 1 \(ReLU\) writes into its input.*inplace=False",
+        ),
         (nn.Sequential(Pair(), nn.Linear(12, 12)), r"block 0 \(Pair\) returns a tuple"),
         (nn.Sequential(nn.Linear(12, 12), nn.Linear(7, 12)), r"block 1 \(Linear\) does not take"),
         (Branches(), "Branches does not say in which order its blocks run"),
@@ -117,6 +139,58 @@ def test_layers_that_mix_rows_rule_out_microbatches_and_copies():
     found = plan(chain_of(model), machine("lab", 2), batch=8)
     assert {str(p.choice) for p in found.ranked} == {"one device"}
     assert any(r"1 (BatchNorm1d) takes its statistics" in r.reason for r in found.rejected)
+
+
+def test_statistics_are_not_updated_twice_by_checkpointing():
+    model = nn.Sequential(nn.Linear(12, 12), nn.BatchNorm1d(12), nn.Linear(12, 12))
+    found = plan(chain_of(model), machine("lab", 1), batch=8, levers=[Levers(checkpointing=True)])
+    assert found.ranked == () and "checkpointing runs it twice" in found.rejected[0].reason
+    frozen = plan(
+        chain_of(model.eval()), machine("lab", 1), batch=8, levers=[Levers(checkpointing=True)]
+    )
+    assert frozen.best.choice.levers.checkpointing
+
+
+class Backwardless(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        raise RuntimeError("no way back")
+
+
+class OneWay(nn.Module):
+    def forward(self, x):
+        return Backwardless.apply(x)
+
+
+def test_a_block_that_fails_in_its_rehearsal_is_named():
+    chain = chain_of(nn.Sequential(nn.Linear(12, 12), OneWay(), nn.Linear(12, 12)))
+    with pytest.raises(ValueError, match=r"block 1 \(OneWay\) cannot be rehearsed.*no way back"):
+        plan(chain, machine("lab", 1), batch=8)
+
+
+def _dropped(rank):
+    model = nn.Sequential(nn.Linear(12, 12), nn.Sequential(nn.Linear(12, 12), nn.Dropout(0.5)))
+    model.append(nn.Linear(12, 12))
+    found = []
+    for checkpointing in (False, True):
+        choice = Choice(Layout(microbatches=2), levers=Levers(checkpointing))
+        blocks = copy.deepcopy(chain_of(model).blocks)
+        training = train_choice(blocks, choice, torch.device("cpu"), loss_fn=squared_error)
+        torch.manual_seed(2)
+        training.backward(*batch())
+        found.append(training.full_gradients())
+    return found
+
+
+def test_checkpointing_drops_out_the_same_numbers_again():
+    [(plain, recomputed)] = run_ranks(_dropped, 1)
+    assert plain.keys() == recomputed.keys()
+    for name, gradient in plain.items():
+        torch.testing.assert_close(recomputed[name], gradient)
 
 
 def _tiny_llama(**sizes):
@@ -147,6 +221,20 @@ def test_a_hugging_face_model_by_path_is_planned_and_equals_its_own_forward(tmp_
     assert found.best.step_time_s > 0
     reasons = [r.reason for r in found.rejected if r.what.startswith("tensor 2")]
     assert "heads=3" in reasons[0] and "tensor sizes 1" in reasons[0]
+
+
+def test_a_hugging_face_model_that_would_drop_out_is_refused_with_the_setting():
+    pytest.importorskip("transformers")
+    ids = torch.randint(32, (4, 16))
+    model = random_model("gpt2", layers=2, vocabulary=32, context=16, resid_pdrop=0.2)
+    assert own_model(model.eval(), ids, ids).names
+    with pytest.raises(ValueError, match=r"attn_pdrop=0.1 of a model in train\(\) mode.*eval\(\)"):
+        own_model(model.train(), ids, ids)
+    model.config.attn_pdrop = model.config.embd_pdrop = 0.0
+    with pytest.raises(ValueError, match="resid_pdrop=0.2"):
+        own_model(model, ids, ids)
+    model.config.resid_pdrop = 0.0
+    assert own_model(model, ids, ids).names
 
 
 SPLITS = [

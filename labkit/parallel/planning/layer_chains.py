@@ -67,6 +67,7 @@ class LayerChain(ABC):
         tied_bytes: of weights that two layers share and each counts.
         cannot_divide: why tensor parallelism is not for it; "" where it is.
         batch_dependent: names of layers that mix the rows of a batch.
+        untrained: numbers of the layers without weights to train.
     """
 
     names: tuple[str, ...]
@@ -74,6 +75,7 @@ class LayerChain(ABC):
     tied_bytes = 0
     cannot_divide = ""
     batch_dependent: tuple[str, ...] = ()
+    untrained: frozenset[int] = frozenset()
 
     def __init__(self) -> None:
         self._outcomes: dict[tuple, Any] = {}

@@ -61,5 +61,5 @@ def _autocast(forward, x: Tensor) -> Tensor:
 def _recomputed(forward, x: Tensor) -> Tensor:
     if not torch.is_grad_enabled():
         return forward(x)
-    # the lab's layers draw no random numbers, so their state need not be kept for the second run
-    return checkpoint(forward, x, use_reentrant=False, preserve_rng_state=False)
+    # the second run draws the random numbers of the first: the same mask of a dropout
+    return checkpoint(forward, x, use_reentrant=False, preserve_rng_state=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from labkit.parallel.pipelining.losses import BatchLoss, LossFunction
 from labkit.parallel.planning.layer_chains import Division, LayerChain, Loss
-from labkit.parallel.planning.layer_rehearsal import MakeInput
+from labkit.parallel.planning.layer_rehearsal import MakeInput, trained_weights
 
 
 class OwnChain(LayerChain):
@@ -36,6 +37,9 @@ class OwnChain(LayerChain):
         self.blocks, self.inputs, self.targets = dict(blocks), inputs, targets
         self.loss_fn, self.tied_bytes = loss_fn, tied_bytes
         self.names = tuple(self.blocks)
+        self.untrained = frozenset(
+            i for i, block in enumerate(self.blocks.values()) if not trained_weights(block)
+        )
         self._forms: dict[int, list[tuple[tuple[int, ...], torch.dtype]]] = {}
         form = self._forms_of(2)  # layers that average over rows refuse a single one
         self.kinds = tuple(
@@ -56,6 +60,16 @@ class OwnChain(LayerChain):
     def batch_bytes(self, rows: int) -> tuple[int, int]:
         return tuple(rows * t[:1].nbytes for t in (self.inputs, self.targets))
 
+    def _rehearsed(self, what: str, rehearse, layer: int, *settings) -> Any:
+        try:
+            return super()._rehearsed(what, rehearse, layer, *settings)
+        except Exception as error:
+            name, block = self.names[layer], self.blocks[self.names[layer]]
+            raise ValueError(
+                f"block {name} ({type(block).__name__}) cannot be rehearsed, forward and "
+                f"backward on tensors without values: {error}"
+            ) from error
+
     def _forms_of(self, rows: int) -> list[tuple[tuple[int, ...], torch.dtype]]:
         """Shape and dtype of each block's input."""
         if rows not in self._forms:
@@ -70,6 +84,7 @@ class OwnChain(LayerChain):
 
 
 def _output(name: str, block: nn.Module, x: Tensor) -> Tensor:
+    version = x._version
     try:
         y = block(x)
     except Exception as error:
@@ -77,6 +92,12 @@ def _output(name: str, block: nn.Module, x: Tensor) -> Tensor:
             f"block {name} ({type(block).__name__}) does not take a tensor {tuple(x.shape)} of "
             f"{x.dtype}, which the block before hands it: {error}"
         ) from error
+    if x._version != version:
+        raise ValueError(
+            f"block {name} ({type(block).__name__}) writes into its input, which across a cut, or "
+            "to run it again, must stay as it is; use inplace=False, or put it into the block "
+            "before"
+        )
     if not isinstance(y, Tensor):
         raise ValueError(
             f"block {name} ({type(block).__name__}) returns a {type(y).__name__}; across a cut "

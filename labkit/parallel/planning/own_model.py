@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-import torch
 from torch import Tensor, nn
 
 from labkit.models.decoder import Decoder
@@ -17,6 +16,9 @@ from labkit.parallel.pipelining.stages import Chain, blocks_of, check_link
 from labkit.parallel.planning.own_chain import OwnChain
 from labkit.parallel.sharding.tensor_checks import legal_tensor_sizes
 
+# of the families that `huggingface_decoder` takes
+DROPOUTS = ("attention_dropout", "attn_pdrop", "embd_pdrop", "resid_pdrop")
+REGISTERED = ("_parameters", "_buffers", "_modules")
 Given = nn.Module | Mapping[str, nn.Module] | Sequence[nn.Module] | str | Path
 
 
@@ -33,12 +35,13 @@ def own_model(
 
     Raises:
         ValueError: a block is no link of a chain, or has tensors that would be left behind; the
-            message names it.
+            message names it. Or a model of ``transformers`` would drop out.
     """
     if isinstance(model, str | Path):
         model = load_causal_model(model)
     cannot_divide = "nothing says how to divide the matrices of your own blocks"
     if isinstance(model, nn.Module) and hasattr(getattr(model, "config", None), "model_type"):
+        check_no_dropout(model)
         decoder = huggingface_decoder(model)
         cannot_divide = _why_undivided(decoder)
         model = causal_blocks(decoder)
@@ -70,6 +73,20 @@ def load_causal_model(folder: str | Path) -> nn.Module:
         raise ValueError(f"{folder} is no folder; give the local folder of a causal model")
     logging.disable_progress_bar()  # of a file on disk: in a notebook only noise, on every rank
     return AutoModelForCausalLM.from_pretrained(str(folder), local_files_only=True)
+
+
+def check_no_dropout(model: nn.Module) -> None:
+    """Refuse a model of ``transformers`` that drops out in training, which its blocks would not.
+
+    Raises:
+        ValueError: names the setting.
+    """
+    for name in DROPOUTS if model.training else ():
+        if p := getattr(model.config, name, 0.0):
+            raise ValueError(
+                f"{name}={p} of a model in train() mode: its blocks run without dropout, so they "
+                f"would train another model; call model.eval(), or make it with {name}=0.0"
+            )
 
 
 class _Uncached:
@@ -123,7 +140,7 @@ def _step(x: Tensor) -> Step:
 
 
 def causal_blocks(decoder: Decoder) -> dict[str, nn.Module]:
-    """A decoder as blocks for training, in order; they share its weights. Dropout is left out."""
+    """A decoder as blocks for training, in order; they share its weights, and drop nothing out."""
     layers = {f"layers.{i}": CausalLayer(decoder, i) for i in range(decoder.shape.layers)}
     first = CausalEmbedding(decoder, None, embed=True)
     return {"embed": first, **layers, "head": CausalHead(decoder, None, head=True)}
@@ -152,15 +169,30 @@ def check_plain_tensors(name: str, block: nn.Module) -> None:
             full = ".".join(part for part in (name, path, attribute) if part)
             raise ValueError(
                 f"{full} is a plain tensor {tuple(tensor.shape)}, which stays behind when the "
-                "block moves to its device; make it a buffer with register_buffer"
+                "block moves to its device; make it a buffer with register_buffer, and a list of "
+                "layers an nn.ModuleList"
             )
 
 
 def _plain_tensors(block: nn.Module) -> Iterator[tuple[str, str, Tensor]]:
     for path, module in block.named_modules():
         for attribute, value in vars(module).items():
-            if isinstance(value, torch.Tensor):
-                yield path, attribute, value
+            if attribute not in REGISTERED:
+                yield from ((path, *found) for found in _tensors_in(attribute, value))
+
+
+def _tensors_in(name: str, value: object) -> Iterator[tuple[str, Tensor]]:
+    """The tensors of an attribute: itself, or what its lists, tuples and dicts hold."""
+    if isinstance(value, Tensor):
+        yield name, value
+    elif isinstance(value, nn.Module):  # kept in a list, where torch does not see it
+        yield from ((f"{name}.{its}", p) for its, p in value.state_dict(keep_vars=True).items())
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _tensors_in(f"{name}[{key!r}]", item)
+    elif isinstance(value, list | tuple):
+        for i, item in enumerate(value):
+            yield from _tensors_in(f"{name}[{i}]", item)
 
 
 def _shared_bytes(blocks: Mapping[str, nn.Module], whole: nn.Module) -> int:

@@ -1,7 +1,8 @@
-"""How a plan shows itself: as text, as an HTML table, and as the cell that runs its best layout."""
+"""How a plan shows itself: as text, as an HTML table, and as the cells that run its best layout."""
 
 from __future__ import annotations
 
+from dataclasses import fields, is_dataclass
 from html import escape
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,8 @@ if TYPE_CHECKING:
     from labkit.parallel.planning.predictor import Prediction
 
 COLUMNS = ("devices", "layout", "step", "tokens/s", "bubble", "communication", "memory", "of which")
+LAB_GIVEN = {name: name for name in ("config", "inputs", "targets")}
+OWN_GIVEN = {name: f"chain.{name}" for name in ("blocks", "inputs", "targets", "loss_fn")}
 SHOWN = 12  # rows of each table; the rest is counted
 
 
@@ -90,15 +93,38 @@ def _html_table(columns: tuple[str, ...], cells: list[tuple[str, ...]]) -> str:
     return f"<table>{line('th', columns)}{''.join(line('td', row) for row in cells)}</table>"
 
 
-def as_cell(plan: Plan) -> str:
-    """Two cells: ranks are started, and train one step by the best layout."""
+def as_cells(plan: Plan) -> tuple[str, str]:
+    """The notebook's cell, which starts ranks, and theirs, which trains one step."""
     choice = plan.best.choice
-    return (
-        f"ranks = Ranks({choice.layout.ranks}, threads=1)\n"
-        "ranks.push(model=model, choice=plan.best.choice, inputs=inputs, targets=targets)\n"
+    given = LAB_GIVEN if plan.is_lab else OWN_GIVEN
+    model = "config, choice, device" if plan.is_lab else "blocks, choice, device, loss_fn=loss_fn"
+    pushed = ", ".join(f"{name}={value}" for name, value in given.items())
+    here = (
+        "from labkit import Ranks\n"
+        "from labkit.parallel.planning.choices import Choice\n"
+        "from labkit.parallel.planning.levers import Levers\n"
+        "from labkit.parallel.sharding.layouts import Layout\n"
         "\n"
+        f"choice = {_constructor(choice)}\n"
+        f"ranks = Ranks({choice.layout.ranks}, threads=1)\n"
+        f"ranks.push(choice=choice, {pushed})"
+    )
+    on_ranks = (
         "%%ranks\n"
         "from labkit.parallel.planning.plan_training import train_choice\n"
-        "training = train_choice(model, choice, device)\n"
-        "training.step(inputs, targets)"
+        "\n"
+        f"training = train_choice({model})\n"
+        "loss = training.step(inputs, targets)\n"
+        "print(loss)"
     )
+    return here, on_ranks
+
+
+def _constructor(value: object) -> str:
+    """The call that makes a dataclass, without what is as by default."""
+    if not is_dataclass(value):
+        return repr(value)
+    given = {f.name: getattr(value, f.name) for f in fields(value)}
+    defaults = {f.name: f.default for f in fields(value)}
+    listed = (f"{n}={_constructor(v)}" for n, v in given.items() if v != defaults[n])
+    return f"{type(value).__name__}({', '.join(listed)})"

@@ -57,6 +57,7 @@ class Plan:
         tokens: of a row; 1 where a row is one example.
         ranked: layouts that fit, the best for the goal first.
         rejected: all others.
+        is_lab: the model is the lab's, given by its configuration.
     """
 
     model: str
@@ -65,6 +66,7 @@ class Plan:
     tokens: int
     ranked: tuple[Prediction, ...]
     rejected: tuple[Rejected, ...]
+    is_lab: bool
 
     @property
     def best(self) -> Prediction:
@@ -90,9 +92,13 @@ class Plan:
         )
 
     @property
-    def cell(self) -> str:
-        """The notebook cells that run the best one."""
-        return plan_view.as_cell(self)
+    def cells(self) -> tuple[str, str]:
+        """Two notebook cells that train a step by the best one: the notebook's, and the ranks'.
+
+        They take ``config``, ``inputs`` and ``targets``; for your own model ``chain``, which
+        `own_model` made.
+        """
+        return plan_view.as_cells(self)
 
     def fastest_on(self, ranks: int) -> Prediction | None:
         """The best that uses exactly so many devices; None where none fits."""
@@ -140,9 +146,10 @@ def plan(
     for layout, schedule in candidates(machine.count, batch):
         search.look_at(layout, schedule)
     ranked = sorted(search.found, key=GOALS[goal])
-    tokens = chain.tokens if isinstance(chain, LabChain) else 1
+    is_lab = isinstance(chain, LabChain)
+    tokens = chain.tokens if is_lab else 1
     name = f"{len(chain.names)} layers"
-    return Plan(name, machine, batch, tokens, tuple(ranked), tuple(search.rejected))
+    return Plan(name, machine, batch, tokens, tuple(ranked), tuple(search.rejected), is_lab)
 
 
 def machine_of(devices: DeviceSet | Machine) -> Machine:
@@ -187,8 +194,14 @@ class _Search:
         except ValueError as error:
             self.rejected.append(Rejected(in_words(settings, schedule), str(error)))
             return
-        nearest = None
-        for tried in self._from_lightest(choice):
+        nearest, reasons = None, []
+        for its_layout, lever in self._from_lightest(choice):
+            try:
+                tried = Choice(its_layout, schedule, lever)
+                check_choice(self.chain, tried, self.batch)
+            except ValueError as error:
+                reasons.append(str(error))
+                continue
             step = TrainingStep(self.chain, tried, self.machine, self.batch, self.cost, adamw)
             if (excess := self._excess(step)) <= 1:
                 self.found.append(predicted(step))
@@ -196,22 +209,18 @@ class _Search:
             if nearest is None or excess < nearest[0]:
                 nearest = excess, step
         if nearest is None:
-            reason = "a split backward does not go with checkpointing, the only lever asked for"
-            self.rejected.append(Rejected(str(choice), reason))
+            self.rejected.append(Rejected(str(choice), reasons[0]))
             return
         self.rejected.append(self._too_large(*nearest))
 
-    def _from_lightest(self, choice: Choice) -> Iterator[Choice]:
-        """The choice with each lever; without a pipeline also in more and more microbatches."""
-        for lever in self.levers:
-            if not (choice.splits_backward and lever.checkpointing):
-                yield choice.with_levers(lever)
+    def _from_lightest(self, choice: Choice) -> Iterator[tuple[Layout, Levers]]:
+        """Each lever; without a pipeline also in more and more microbatches."""
+        yield from ((choice.layout, lever) for lever in self.levers)
         layout, m = choice.layout, 2
         if layout.pipeline > 1 or layout.tensor > 1 or choice.is_sharded:
             return
         while self.batch % (layout.data * m) == 0:
-            for lever in self.levers:
-                yield Choice(layout.with_(microbatches=m), choice.schedule, lever)
+            yield from ((layout.with_(microbatches=m), lever) for lever in self.levers)
             m *= 2
 
     def _excess(self, step: TrainingStep) -> float:

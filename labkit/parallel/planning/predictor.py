@@ -22,6 +22,7 @@ from labkit.parallel.planning.rank_groups import all_ranks, rank_grid
 from labkit.parallel.planning.sharded_step import play_sharded
 from labkit.parallel.planning.training_step import TrainingStep
 from labkit.parallel.scheduling.replay import replay
+from labkit.parallel.scheduling.schedules import Schedule
 
 
 @dataclass(frozen=True)
@@ -140,15 +141,35 @@ def check_choice(chain: LayerChain, choice: Choice, batch: int) -> None:
             f"data={layout.data} and microbatches={layout.microbatches} would change results; use "
             "LayerNorm or GroupNorm, or freeze it with eval()"
         )
+    if chain.batch_dependent and choice.levers.checkpointing:
+        raise ValueError(
+            f"{chain.batch_dependent[0]} updates its running statistics in each forward, and "
+            "checkpointing runs it twice; leave checkpointing out, or freeze it with eval()"
+        )
     if choice.is_sharded and not isinstance(chain, LabChain):
         raise ValueError("FSDP2 divides the lab's transformer; for your own blocks use copies")
-    stages = choice.built_schedule().num_stages
+    schedule = choice.built_schedule()
+    stages = schedule.num_stages
     most = chain.config.layers if isinstance(chain, LabChain) else len(chain.names)
     if stages > most:
         raise ValueError(f"{stages} stages need a layer each, there are {most}")
+    _check_everyone_trains(chain, schedule)
     pieces = layout.data * layout.microbatches
     if batch % pieces:
         raise ValueError(
             f"batch={batch} rows must be divisible by data={layout.data} times "
             f"microbatches={layout.microbatches}; try batch={batch - batch % pieces or pieces}"
         )
+
+
+def _check_everyone_trains(chain: LayerChain, schedule: Schedule) -> None:
+    """Refuse a rank whose layers have no weights to train: an optimizer takes no empty list."""
+    ranges = chain.stage_ranges(schedule.num_stages)
+    for rank in range(schedule.num_ranks):
+        held = [layer for stage in schedule.stages_of_rank(rank) for layer in ranges[stage]]
+        if chain.untrained.issuperset(held):
+            listed = ", ".join(chain.names[layer] for layer in held)
+            raise ValueError(
+                f"rank {rank} of the pipeline would hold {listed} and nothing to train; put layers "
+                "without weights into one block with one that has some"
+            )
