@@ -92,16 +92,18 @@ class QuietCores:
     Args:
         waited: the share of the timed steps in which a rank was ready and had no core; None where
             the system does not tell.
+        most: the largest share that does not count as disturbed.
     """
 
     count: int
     waited: float | None
+    most: float = MOST_WAITED
 
     def refusal(self, found: DeviceSet) -> str | None:
         """Why the host cannot support the claim; None when it can."""
         if self.waited is None:
             return "this system does not tell how long a process was kept from its core"
-        if self.waited > MOST_WAITED:
+        if self.waited > self.most:
             return (
                 f"other programs kept the ranks from a core for {self.waited:.0%} of their steps; "
                 "run it again on a quiet machine"

@@ -38,6 +38,7 @@ def devices(kind, count, cores=2, peak=None):
         (Cores(2), devices("virtual", 4, cores=1), "needs 2 physical cores, this host has 1"),
         (KnownPeak("bfloat16"), devices("cuda", 1, peak={"float32": 1e12}), "bfloat16"),
         (QuietCores(2, 0.01), devices("virtual", 4), None),
+        (QuietCores(2, 0.1, most=0.15), devices("virtual", 4), None),
         (QuietCores(2, 0.25), devices("virtual", 4), "kept the ranks from a core for 25%"),
         (QuietCores(2, None), devices("virtual", 4), "does not tell"),
         (QuietCores(2, 0.0), devices("cpu", 2, cores=1), "needs 2 physical cores"),
