@@ -22,15 +22,15 @@ from __future__ import annotations
 
 import os
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from statistics import median
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
+from _on_ranks import on_ranks
 
 from labkit.models.huggingface import FAMILIES, huggingface_decoder, random_model
 from labkit.parallel.generation.device_map import place_twice
@@ -57,43 +57,44 @@ LIMITS = {  # by batch: way -> least ratio to transformers' generate
 }
 
 
+class Row(NamedTuple):
+    """A way's rate, and its speed over the first way's."""
+
+    what: str
+    way: str
+    rate: float
+    ratio: float
+    by_cpu: float
+    limit: float | None
+
+    def __str__(self) -> str:
+        wanted = f"at least {self.limit}" if self.limit else ""
+        ratios = f"x {self.ratio:.2f} (by CPU {self.by_cpu:.2f})"
+        return f"{self.what:24} {self.way:27} {self.rate:7.1f} tokens/s  {ratios}  {wanted}"
+
+
 def main(rounds: int = 7) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        mp.spawn(run_rank, (folder, rounds), nprocs=RANKS)
-        lines = open(f"{folder}/results").read().splitlines()
+    rows = on_ranks(RANKS, run_rank, rounds)[0]
     print("Accelerate's dispatch: its hooks alone, with every module on one CPU and one core")
-    failures = [failure for line in lines if (failure := report(*line.split("\t")))]
-    if failures:
-        raise SystemExit("below the limit: " + "; ".join(failures))
+    print(*rows, sep="\n")
+    missed = [row for row in rows if row.limit and row.ratio < row.limit]
+    if missed:
+        said = (f"{row.way}, {row.what}: {row.ratio:.2f} < {row.limit}" for row in missed)
+        raise SystemExit("below the limit: " + "; ".join(said))
 
 
-def report(what: str, way: str, rate: str, ratio: str, by_cpu: str, limit: str) -> str:
-    """Print a line of the results; what is missed, else nothing."""
-    wanted = f"at least {limit}" if limit else ""
-    print(f"{what:24} {way:27} {float(rate):7.1f} tokens/s  x {ratio} (by CPU {by_cpu})  {wanted}")
-    return f"{way}, {what}: {ratio} < {limit}" if limit and float(ratio) < float(limit) else ""
-
-
-def run_rank(rank: int, folder: str, rounds: int) -> None:
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    torch.set_num_threads(1)
-    store = dist.FileStore(f"{folder}/store", RANKS)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS)
-    ways = make_ways(rank)
+def run_rank(rank: int, rounds: int) -> list[Row]:
+    rows, ways = [], make_ways(rank)
     for batch, limits in LIMITS.items():
         seconds = time_ways(ways, random_ids(batch), rounds, rank)
-        if rank == 0:
-            write(folder, f"batch {batch}", seconds, batch, limits)
+        rows += rows_of(f"batch {batch}", seconds, batch, limits)
     del ways
     for family in FAMILIES:
         ways, slower = placed_ways(family, rank)
         seconds = time_ways(ways, random_ids(8), rounds, rank)
         del seconds["transformers' generate"]  # the reference is the other placement
-        if rank == 0:
-            what = f"{family}, slowest / {slower:.2f}"
-            write(folder, what, seconds, 8, {"our placement": 1.0})
-    dist.barrier()
-    dist.destroy_process_group()
+        rows += rows_of(f"{family}, slowest / {slower:.2f}", seconds, 8, {"our placement": 1.0})
+    return rows
 
 
 @contextmanager
@@ -225,23 +226,20 @@ def timed(way, ids) -> tuple[object, float, float]:
     return tokens, wall_s, cpu_s.item()
 
 
-def write(
-    folder: str,
+def rows_of(
     what: str,
     seconds: dict[str, list[tuple[float, float]]],
     batch: int,
     limits: Mapping[str, float],
-) -> None:
-    """A line for each way: its rate, and its speed over the first way's."""
-    base = next(iter(seconds.values()))
-    with open(f"{folder}/results", "a") as file:
-        for name, own in seconds.items():
-            wall, cpu = (
-                median(b[i] / s[i] for b, s in zip(base, own, strict=True)) for i in (0, 1)
-            )
-            rate = batch * NEW / median(wall_s for wall_s, _ in own)
-            line = (what, name, rate, f"{wall:.2f}", f"{cpu:.2f}", limits.get(name, ""))
-            file.write("\t".join(map(str, line)) + "\n")
+) -> list[Row]:
+    base, rows = next(iter(seconds.values())), []
+    for name, own in seconds.items():
+        wall, cpu = (
+            round(median(b[i] / s[i] for b, s in zip(base, own, strict=True)), 2) for i in (0, 1)
+        )
+        rate = batch * NEW / median(wall_s for wall_s, _ in own)
+        rows.append(Row(what, name, rate, wall, cpu, limits.get(name)))
+    return rows
 
 
 if __name__ == "__main__":
