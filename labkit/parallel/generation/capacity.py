@@ -27,10 +27,6 @@ class BatchMemory:
     cache_bytes: int
     working_bytes: float
 
-    def total_bytes(self, rows: int) -> float:
-        held = self.weight_bytes + self.fixed_bytes
-        return held + rows * (self.cache_bytes + self.working_bytes)
-
     def largest_batch(self, memory_bytes: int) -> int:
         """Most sequences that fit; 0 when not even one does.
 
